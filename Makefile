@@ -1,0 +1,38 @@
+# The interface of the project. Every target sets up what it needs in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+WORKERS ?= 2
+
+.PHONY: run test test-slow bench lint type guardrails clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -U "pip>=25.1"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . --group dev
+	touch $(STAMP)
+
+run: $(STAMP)
+	$(BIN)/python -m esper.scripts.demo
+
+test: lint type
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	@echo "src: $$(cat $$(find src -name '*.py') | wc -l) lines"
+
+type: $(STAMP)
+	$(BIN)/mypy
+
+guardrails: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) tests/test_import_isolation.py tests/meta/test_factored_action_contracts.py
+
+clean:
+	rm -rf .venv bench.json

@@ -1,0 +1,1 @@
+"""The memory: readers of run directories. Nothing here runs inside the trainer."""

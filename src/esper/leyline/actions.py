@@ -1,0 +1,170 @@
+"""The factored action space: eight heads, their values, and which heads matter for which operation.
+
+Head order, member order and values are a contract: saved policies, buffers and events depend on them.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Literal
+
+from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
+
+Topology = Literal["cnn", "transformer", "mlp"]
+TOPOLOGIES: tuple[Topology, ...] = ("cnn", "transformer", "mlp")
+
+
+class LifecycleOp(IntEnum):
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+class BlueprintAction(IntEnum):
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+    LORA = 8
+    LORA_LARGE = 9
+    MLP_SMALL = 10
+    MLP = 11
+    FLEX_ATTENTION = 12
+
+
+class GerminationStyle(IntEnum):
+    """Ramp curve and blend operator in one head, so that a gated ramp without a gate cannot be expressed."""
+
+    LINEAR_ADD = 0
+    LINEAR_MULTIPLY = 1
+    SIGMOID_ADD = 2
+    GATED_GATE = 3
+
+
+class TempoAction(IntEnum):
+    """Length of the first alpha ramp."""
+
+    FAST = 0
+    STANDARD = 1
+    SLOW = 2
+
+
+class AlphaTargetAction(IntEnum):
+    HALF = 0
+    SEVENTY = 1
+    FULL = 2
+
+
+class AlphaSpeedAction(IntEnum):
+    """Length of a later alpha ramp, in epochs."""
+
+    INSTANT = 0
+    FAST = 1
+    MEDIUM = 2
+    SLOW = 3
+
+
+class AlphaCurveAction(IntEnum):
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_GENTLE = 2
+    SIGMOID = 3
+    SIGMOID_SHARP = 4
+
+
+OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = (int(op) for op in LifecycleOp)
+
+# Lookup tables, indexed by the enum's value.
+OP_NAMES = tuple(op.name for op in LifecycleOp)
+BLUEPRINT_IDS = tuple(b.name.lower() for b in BlueprintAction)
+BLUEPRINT_ID_TO_INDEX: Mapping[str, int] = MappingProxyType({name: i for i, name in enumerate(BLUEPRINT_IDS)})
+STYLE_BLEND_IDS = ("linear", "linear", "sigmoid", "gated")
+STYLE_ALPHA_ALGORITHMS = (AlphaAlgorithm.ADD, AlphaAlgorithm.MULTIPLY, AlphaAlgorithm.ADD, AlphaAlgorithm.GATE)
+STYLE_CURVES = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
+"""A gated seed ramps linearly: a sigmoid ramp on top of a sigmoid gate would starve the gate of gradient."""
+TEMPO_EPOCHS = (3, 5, 8)
+ALPHA_TARGET_VALUES = (0.5, 0.7, 1.0)
+ALPHA_SPEED_EPOCHS = (0, 3, 5, 8)
+ALPHA_CURVE_VALUES = (AlphaCurve.LINEAR, AlphaCurve.COSINE, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID)
+ALPHA_CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
+
+_SHARED = frozenset({BlueprintAction.NOOP, BlueprintAction.NORM})
+BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingProxyType({
+    "cnn": _SHARED | {
+        BlueprintAction.ATTENTION, BlueprintAction.CONV_LIGHT, BlueprintAction.DEPTHWISE, BlueprintAction.BOTTLENECK,
+        BlueprintAction.CONV_SMALL, BlueprintAction.CONV_HEAVY,
+    },
+    "transformer": _SHARED | {
+        BlueprintAction.ATTENTION, BlueprintAction.LORA, BlueprintAction.LORA_LARGE, BlueprintAction.MLP_SMALL,
+        BlueprintAction.MLP, BlueprintAction.FLEX_ATTENTION,
+    },
+    "mlp": _SHARED | {
+        BlueprintAction.LORA, BlueprintAction.LORA_LARGE, BlueprintAction.MLP_SMALL, BlueprintAction.MLP,
+    },
+})
+
+HEAD_NAMES = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
+NUM_HEADS = len(HEAD_NAMES)
+HEAD_ENUMS: tuple[type[IntEnum] | None, ...] = (
+    None, BlueprintAction, GerminationStyle, TempoAction, AlphaTargetAction, AlphaSpeedAction, AlphaCurveAction, LifecycleOp,
+)
+"""The slot head has no enum: its size is the number of slots."""
+
+#  op \ head           slot   blueprint style  tempo  target speed  curve  op
+RELEVANCE: tuple[tuple[bool, ...], ...] = (
+    (False, False, False, False, False, False, False, True),  # WAIT
+    (True, True, True, True, True, False, False, True),  # GERMINATE
+    (True, False, True, False, True, True, True, True),  # SET_ALPHA_TARGET
+    (True, False, False, False, False, True, True, True),  # PRUNE
+    (True, False, False, False, False, False, False, True),  # FOSSILIZE
+    (True, False, False, False, False, False, False, True),  # ADVANCE
+)
+"""Which heads carry meaning for which operation; sampling, loss, entropy, events and UI read this one table."""
+
+IRRELEVANT_VALUES = (0, BlueprintAction.NOOP, GerminationStyle.SIGMOID_ADD, TempoAction.STANDARD, AlphaTargetAction.FULL,
+                     AlphaSpeedAction.INSTANT, AlphaCurveAction.LINEAR, LifecycleOp.WAIT)
+"""What a head holds, in head order, where it is irrelevant."""
+
+
+def head_sizes(num_slots: int) -> tuple[int, ...]:
+    """Number of choices of each head, in head order."""
+    return tuple(num_slots if enum is None else len(enum) for enum in HEAD_ENUMS)
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredAction:
+    """One decision for one network."""
+
+    slot_idx: int
+    blueprint: BlueprintAction
+    style: GerminationStyle
+    tempo: TempoAction
+    alpha_target: AlphaTargetAction
+    alpha_speed: AlphaSpeedAction
+    alpha_curve: AlphaCurveAction
+    op: LifecycleOp
+
+    @classmethod
+    def from_indices(cls, slot: int, blueprint: int, style: int, tempo: int, alpha_target: int, alpha_speed: int,
+                     alpha_curve: int, op: int) -> FactoredAction:
+        """Build from plain integers in head order; an integer outside its head raises ValueError."""
+        return cls(slot, BlueprintAction(blueprint), GerminationStyle(style), TempoAction(tempo),
+                   AlphaTargetAction(alpha_target), AlphaSpeedAction(alpha_speed), AlphaCurveAction(alpha_curve),
+                   LifecycleOp(op))
+
+    @classmethod
+    def wait(cls) -> FactoredAction:
+        return cls.from_indices(*(int(v) for v in IRRELEVANT_VALUES))
+
+    def to_indices(self) -> tuple[int, ...]:
+        """Plain integers in head order."""
+        return tuple(int(v) for v in astuple(self))

@@ -1,0 +1,38 @@
+"""Typed errors. Each message shows the offending value and what is allowed; each subclasses ValueError so that
+callers who do not care about the kind can still catch bad input in the usual way."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class EsperError(ValueError):
+    """Base of every error that Esper raises on bad input."""
+
+
+class SlotIdError(EsperError):
+    """A slot id that is malformed or unknown to the network."""
+
+
+class BlueprintError(EsperError):
+    """A blueprint that does not exist for this topology."""
+
+
+class TransitionError(EsperError):
+    """A lifecycle operation that the seed's stage does not allow."""
+
+
+class ShapeError(EsperError):
+    """A tensor whose shape does not fit the network."""
+
+
+class PopulationError(EsperError):
+    """A population size or row index that is not allowed."""
+
+
+class StructureError(EsperError):
+    """A structure or weight file that is damaged, foreign or does not fit."""
+
+
+def allowed(values: Iterable[object]) -> str:
+    """The tail of an error message: the legal values, in a stable order."""
+    return "allowed: " + ", ".join(str(v) for v in values)

@@ -1,0 +1,127 @@
+"""Pacing and gates of the lifecycle, and the records that lifecycle operations return."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from esper.leyline.errors import EsperError
+from esper.leyline.stages import GateLevel, SeedStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How long things take; a task owns its pacing, because an epoch means something else in each."""
+
+    min_training_epochs: int = 10
+    """G2 needs this many epochs in TRAINING."""
+    min_blending_epochs: int = 10
+    """Strict G3 needs this many epochs in BLENDING."""
+    min_prune_age: int = 5
+    """The policy may prune a seed of at least this age."""
+    embargo_epochs: int = 5
+    """How long a slot rests in EMBARGOED after a prune."""
+    auto_forward_gates: frozenset[GateLevel] = frozenset()
+    """Gates (G1, G2, G3) that the epoch clock passes by itself as soon as they open."""
+
+    def __post_init__(self) -> None:
+        for name in ("min_training_epochs", "min_blending_epochs", "min_prune_age", "embargo_epochs"):
+            if getattr(self, name) < 0:
+                raise EsperError(f"pacing: {name} is {getattr(self, name)}, must be 0 or more")
+        if not self.auto_forward_gates <= {GateLevel.G1, GateLevel.G2, GateLevel.G3}:
+            names = sorted(GateLevel(g).name for g in self.auto_forward_gates)
+            raise EsperError(f"pacing: auto_forward_gates is {names}; allowed: G1, G2, G3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """Thresholds of the gates. Accuracies and contributions are percentage points."""
+
+    permissive: bool = False
+    min_training_improvement: float = 0.5
+    min_gradient_ratio: float = 0.10
+    min_gradient_health: float = 0.7
+    min_contribution: float = 1.0
+
+
+class GateReason(StrEnum):
+    """Why a gate stays shut."""
+
+    MISSING_ID = "missing_id"
+    TOO_YOUNG = "too_young"
+    GRADIENT_UNMEASURED = "gradient_unmeasured"
+    GRADIENT_EXPLODING = "gradient_exploding"
+    GRADIENT_UNHEALTHY = "gradient_unhealthy"
+    GRADIENT_RATIO_LOW = "gradient_ratio_low"
+    IMPROVEMENT_LOW = "improvement_low"
+    TARGET_NOT_FULL = "target_not_full"
+    ALPHA_NOT_AT_TARGET = "alpha_not_at_target"
+    CONTRIBUTION_UNMEASURED = "contribution_unmeasured"
+    CONTRIBUTION_LOW = "contribution_low"
+    UNHEALTHY = "unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class GateFailure:
+    """One failed check: its code, what was measured (None if nothing was) and the limit."""
+
+    reason: GateReason
+    value: float | None
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    gate: GateLevel
+    failures: tuple[GateFailure, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+class LifecycleKind(StrEnum):
+    """What happened to a seed."""
+
+    GERMINATED = "germinated"
+    GATE_REFUSED = "gate_refused"
+    STAGE_CHANGED = "stage_changed"
+    RETARGETED = "retargeted"
+    PRUNE_SCHEDULED = "prune_scheduled"
+    FOSSILIZED = "fossilized"
+    PRUNED = "pruned"
+
+
+class PruneCause(IntEnum):
+    """Who removed a seed."""
+
+    POLICY = 0
+    GOVERNOR = 1
+    ROLLBACK = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleRecord:
+    """What one lifecycle operation, or one tick of the clock, did to one seed."""
+
+    kind: LifecycleKind
+    row: int
+    slot_id: str
+    seed_id: str
+    blueprint_id: str
+    stage_from: SeedStage
+    stage_to: SeedStage
+    alpha: float
+    params: int
+    epochs_total: int
+    contribution: float | None = None
+    gate: GateResult | None = None
+    cause: PruneCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpResult:
+    """Outcome of a legal operation. `done` is False only where a gate refused; an illegal operation raises."""
+
+    done: bool
+    records: tuple[LifecycleRecord, ...] = ()
+    gate: GateResult | None = None

@@ -1,0 +1,55 @@
+"""The objective that every policy is judged by, and what one episode came to."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from esper.leyline.errors import EsperError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveConfig:
+    """Prices in J. They belong to the task and are fixed before any policy is trained."""
+
+    size_price: float = 0.05
+    """λ: cost of ln(1 + added/host parameters)."""
+    waste_price: float = 0.01
+    """κ: cost of each seed germinated and not fossilized."""
+    rollback_price: float = 0.1
+    """Cost of each rollback by the governor."""
+
+    def __post_init__(self) -> None:
+        for name in ("size_price", "waste_price", "rollback_price"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise EsperError(f"objective: {name} is {value}, must be finite and 0 or more")
+
+
+def objective(config: ObjectiveConfig, *, committed_accuracy: float, added_params: int, host_params: int,
+              wasted_seeds: int, rollbacks: int) -> float:
+    """J: committed accuracy in [0, 1] (fossilized seeds on, live ones off) less what growth cost."""
+    size = math.log1p(added_params / host_params)
+    return (committed_accuracy - config.size_price * size - config.waste_price * wasted_seeds
+            - config.rollback_price * rollbacks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeOutcome:
+    """One finished training run, written exactly once."""
+
+    env_id: int
+    episode_idx: int
+    epochs: int
+    final_accuracy: float
+    """Percentage points, all blended seeds on."""
+    committed_accuracy: float
+    """Percentage points, fossilized seeds only."""
+    objective: float
+    total_reward: float
+    host_params: int
+    added_params: int
+    """Parameters of the fossilized seeds."""
+    germinated: int
+    fossilized: int
+    pruned: int
+    rollbacks: int

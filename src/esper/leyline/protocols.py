@@ -1,0 +1,82 @@
+"""Interfaces between packages of one tier, which do not import each other."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PanicReason(StrEnum):
+    NON_FINITE = "non_finite"
+    DIVERGENCE = "divergence"
+    COLLAPSE = "collapse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorReport:
+    """Why the governor rolled a network back."""
+
+    reason: PanicReason
+    loss: float
+    limit: float
+    consecutive: int
+
+
+class GovernorProtocol(Protocol):
+    """Watches one network's vital signs and can put it back to its last good state."""
+
+    def snapshot(self) -> None: ...
+
+    def check_vital_signs(self, loss: float) -> GovernorReport | None: ...
+
+    def rollback(self) -> Sequence[Any]: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyObservation:
+    """What a policy sees, batched over envs. E envs, S slots."""
+
+    base: Tensor  # [E, Db]
+    slots: Tensor  # [E, S, Ds]
+    blueprints: Tensor  # [E, S] int64, −1 where the slot is empty
+
+
+@dataclass(frozen=True, slots=True)
+class ActionMasks:
+    """What is legal now. True means allowed."""
+
+    op: Tensor  # [E, 6]
+    slot_by_op: Tensor  # [E, 6, S]
+    blueprint: Tensor  # [E, 13]
+    style: Tensor  # [E, 4]
+    tempo: Tensor  # [E, 3]
+    alpha_target: Tensor  # [E, 3]
+    alpha_speed: Tensor  # [E, 4]
+    alpha_curve: Tensor  # [E, 5]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStep:
+    """One batched decision."""
+
+    actions: Tensor  # [E, 8] int64, in head order
+    log_prob: Tensor  # [E], joint over relevant heads
+    head_log_probs: Tensor  # [E, 8], 0 where irrelevant
+    value: Tensor  # [E]
+    op_probs: Tensor  # [E, 6]
+    hidden: tuple[Tensor, Tensor] | None
+
+
+class PolicyProtocol(Protocol):
+    """Anything that decides: learned, heuristic, scripted or random."""
+
+    def initial_hidden(self, num_envs: int) -> tuple[Tensor, Tensor] | None: ...
+
+    def act(self, obs: PolicyObservation, hidden: tuple[Tensor, Tensor] | None, masks: ActionMasks, *,
+            deterministic: bool = False) -> PolicyStep: ...

@@ -1,0 +1,104 @@
+"""Slot ids, the order of slots, and what a host must offer so that networks can grow in it."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from esper.leyline.actions import Topology
+from esper.leyline.errors import EsperError, SlotIdError, allowed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
+
+
+def format_slot_id(row: int, col: int) -> str:
+    if row < 0 or col < 0:
+        raise SlotIdError(f"slot position ({row}, {col}) is negative; rows and columns start at 0")
+    return f"r{row}c{col}"
+
+
+def parse_slot_id(slot_id: str) -> tuple[int, int]:
+    """(row, column) of an id such as `r0c1`; the pair sorts row-major and numerically."""
+    match = _SLOT_ID.fullmatch(slot_id)
+    if match is None:
+        raise SlotIdError(f"slot id {slot_id!r} is malformed; write r<row>c<column>, for example r0c1")
+    return int(match[1]), int(match[2])
+
+
+class SurfaceType(IntEnum):
+    """What kind of boundary a slot sits on."""
+
+    BLOCK_END = 0
+    PRE_POOL = 1
+    POST_POOL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionSpec:
+    """One boundary of a host where a seed can live."""
+
+    slot_id: str
+    channels: int
+    surface: SurfaceType = SurfaceType.BLOCK_END
+
+    def __post_init__(self) -> None:
+        parse_slot_id(self.slot_id)
+        if self.channels < 1:
+            raise EsperError(f"slot {self.slot_id}: channels is {self.channels}, must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotConfig:
+    """The slots of a network in the order that fixes the policy's slot indices (row-major)."""
+
+    slot_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.slot_ids:
+            raise SlotIdError("a slot configuration needs at least one slot id, for example r0c0")
+        if len(set(self.slot_ids)) != len(self.slot_ids):
+            raise SlotIdError(f"slot ids {self.slot_ids} are not unique")
+        for slot_id in self.slot_ids:
+            parse_slot_id(slot_id)
+
+    @classmethod
+    def from_ids(cls, slot_ids: Iterable[str]) -> SlotConfig:
+        return cls(tuple(sorted(slot_ids, key=parse_slot_id)))
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.slot_ids)
+
+    def slot_id_for_index(self, index: int) -> str:
+        if not 0 <= index < self.num_slots:
+            raise SlotIdError(f"slot index {index} is out of range; {allowed(range(self.num_slots))}")
+        return self.slot_ids[index]
+
+    def index_for_slot_id(self, slot_id: str) -> int:
+        if slot_id not in self.slot_ids:
+            raise SlotIdError(f"slot {slot_id!r} is unknown; {allowed(self.slot_ids)}")
+        return self.slot_ids.index(slot_id)
+
+
+class HostProtocol(Protocol):
+    """A backbone cut into segments at its slots, carrying `population` independent networks.
+
+    Segment i leads from boundary i−1 to boundary i of `execution_order`; the last one leads to the output. `lanes` says
+    which rows of the population the activations belong to and how the pass runs; kasmina.layers defines it.
+    """
+
+    topology: Topology
+    population: int
+
+    def injection_specs(self) -> Sequence[InjectionSpec]: ...
+
+    def execution_order(self) -> Sequence[str]: ...
+
+    def segment(self, index: int, x: Tensor, lanes: Any) -> Tensor: ...
+
+    def spec(self) -> Mapping[str, Any]: ...

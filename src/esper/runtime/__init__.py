@@ -1,0 +1,1 @@
+"""Tasks and data: the worlds that networks grow in."""

@@ -1,0 +1,1 @@
+"""The metabolism: a governor that undoes disasters, the model factory, device validation."""
