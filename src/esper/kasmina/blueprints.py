@@ -1,0 +1,268 @@
+"""The catalogue of seeds. A seed computes δ = γ·body(x); γ is 0 at birth and nothing non-linear follows it, so every seed
+is born silent and still receives a gradient.
+
+Each class is one small body on population layers; a bank of seeds is one instance, its rows are the seeds.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.layers import Attention, Conv2d, GroupNorm, Lanes, LayerNorm, Linear, Scale
+from esper.leyline import BlueprintError, Topology, allowed
+
+
+class Blueprint(nn.Module):
+    """Base of all seeds: `forward` gives δ, shaped like its input."""
+
+    def __init__(self, population: int, channels: int, *, image: bool) -> None:
+        super().__init__()
+        self.gamma = Scale(population, channels, image=image)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.gamma(self.body(x, lanes), lanes)
+
+
+CATALOGUE: dict[tuple[Topology, str], Callable[[int, int], Blueprint]] = {}
+
+
+def register(name: str, *topologies: Topology) -> Callable[[type[Blueprint]], type[Blueprint]]:
+    """Add a seed to the catalogue under a name; its constructor takes (population, channels)."""
+    def add(cls: type[Blueprint]) -> type[Blueprint]:
+        for topology in topologies:
+            if (topology, name) in CATALOGUE:
+                raise BlueprintError(f"blueprint {name!r} is already registered for {topology}")
+            CATALOGUE[topology, name] = cls
+        return cls
+    return add
+
+
+def blueprint_names(topology: Topology) -> tuple[str, ...]:
+    return tuple(sorted(name for t, name in CATALOGUE if t == topology))
+
+
+def build_blueprint(topology: Topology, name: str, population: int, channels: int) -> Blueprint:
+    if (topology, name) not in CATALOGUE:
+        raise BlueprintError(f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}")
+    return CATALOGUE[topology, name](population, channels)
+
+
+class ImageSeed(Blueprint):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels, image=True)
+
+
+class FeatureSeed(Blueprint):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels, image=False)
+
+
+@register("noop", "cnn", "transformer", "mlp")
+class Noop(Blueprint):
+    """Nothing at all: no parameters, δ = 0. The policy never sees it."""
+
+    def __init__(self, population: int, channels: int) -> None:  # noqa: ARG002
+        nn.Module.__init__(self)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+        return x.new_zeros(x.shape)
+
+
+@register("norm", "cnn")
+class ImageNorm(ImageSeed):
+    """Moves the features towards their group-normalised form."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.norm = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.norm(x, lanes) - x
+
+
+@register("norm", "transformer", "mlp")
+class FeatureNorm(FeatureSeed):
+    """Moves the features towards their layer-normalised form."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.norm = LayerNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.norm(x, lanes) - x
+
+
+@register("attention", "cnn")
+class SqueezeExcite(ImageSeed):
+    """Weighs channels by what the whole image holds."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        hidden = max(channels // 4, 2)
+        self.squeeze = Conv2d(population, channels, hidden, 1)
+        self.excite = Conv2d(population, hidden, channels, 1, bias=True)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weights = self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True), lanes)), lanes)
+        return x * weights.sigmoid()
+
+
+class ConvSeed(ImageSeed):
+    kernel = 3
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.conv = Conv2d(population, channels, channels, self.kernel)
+        self.norm = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return F.relu(self.norm(self.conv(x, lanes), lanes))
+
+
+@register("conv_small", "cnn")
+class ConvSmall(ConvSeed):
+    kernel = 1
+
+
+@register("conv_light", "cnn")
+class ConvLight(ConvSeed):
+    kernel = 3
+
+
+@register("conv_heavy", "cnn")
+class ConvHeavy(ConvSeed):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.conv2 = Conv2d(population, channels, channels, 3)
+        self.norm2 = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return F.relu(self.norm2(self.conv2(super().body(x, lanes), lanes), lanes))
+
+
+@register("depthwise", "cnn")
+class Depthwise(ImageSeed):
+    """3×3 per channel, then 1×1 across channels: spatial reach at little cost."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.depth = Conv2d(population, channels, channels, 3, groups=channels)
+        self.point = Conv2d(population, channels, channels, 1)
+        self.norm = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return F.relu(self.norm(self.point(self.depth(x, lanes), lanes), lanes))
+
+
+@register("bottleneck", "cnn")
+class Bottleneck(ImageSeed):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        hidden = max(8, channels // 4)
+        self.down = Conv2d(population, channels, hidden, 1)
+        self.conv = Conv2d(population, hidden, hidden, 3)
+        self.up = Conv2d(population, hidden, channels, 1)
+        self.norm = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        x = F.relu(self.conv(F.relu(self.down(x, lanes)), lanes))
+        return self.norm(self.up(x, lanes), lanes)
+
+
+class LowRank(FeatureSeed):
+    rank = 8
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.down = Linear(population, channels, self.rank, bias=False)
+        self.up = Linear(population, self.rank, channels, bias=False)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.up(self.down(x, lanes), lanes)
+
+
+@register("lora", "transformer", "mlp")
+class Lora(LowRank):
+    rank = 8
+
+
+@register("lora_large", "transformer", "mlp")
+class LoraLarge(LowRank):
+    rank = 32
+
+
+class Perceptron(FeatureSeed):
+    expansion = 4
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.up = Linear(population, channels, self.expansion * channels)
+        self.down = Linear(population, self.expansion * channels, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.down(F.gelu(self.up(x, lanes)), lanes)
+
+
+@register("mlp_small", "transformer", "mlp")
+class MLPSmall(Perceptron):
+    expansion = 2
+
+
+@register("mlp", "transformer", "mlp")
+class MLP(Perceptron):
+    expansion = 4
+
+
+class AttentionSeed(FeatureSeed):
+    heads = 4
+    distance_bias = False
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        if channels % self.heads:
+            raise BlueprintError(f"attention needs channels divisible by {self.heads}, the slot has {channels}")
+        # The default scale suits a branch that γ silences; a small one would also slow γ's own gradient.
+        std = channels ** -0.5
+        self.attention = Attention(population, channels, self.heads, std=std, out_std=std, distance_bias=self.distance_bias)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.attention(x, lanes)
+
+
+@register("attention", "transformer")
+class CausalAttention(AttentionSeed):
+    distance_bias = False
+
+
+@register("flex_attention", "transformer")
+class DistanceAttention(AttentionSeed):
+    """Causal attention whose scores fall with distance, at another rate in each head."""
+
+    distance_bias = True
+
+
+class Gate(nn.Module):
+    """A learned per-sample factor in (0, 1) on a seed's δ, from the pooled features."""
+
+    def __init__(self, population: int, channels: int, *, image: bool) -> None:
+        super().__init__()
+        self.image = image
+        hidden = max(8, channels // 4)
+        self.inner = Linear(population, channels, hidden)
+        self.outer = Linear(population, hidden, 1)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        if self.image:
+            pooled = x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1)  # [L, B, C]
+        else:
+            pooled = x.mean(2) if x.dim() == 4 else x
+        gate = self.outer(F.relu(self.inner(pooled, lanes)), lanes).sigmoid()  # [L, B, 1]
+        if self.image:
+            channels = x.shape[1] // lanes.count
+            return gate.transpose(0, 1).expand(-1, -1, channels).flatten(1).unsqueeze(-1).unsqueeze(-1)
+        return gate.unsqueeze(2) if x.dim() == 4 else gate

@@ -1,0 +1,87 @@
+"""A grown network as a plain `nn.Module` that needs nothing of Esper.
+
+Every population layer of the row becomes the ordinary torch layer it stands for, the glue between them is traced, and the
+result is a GraphModule of torch layers: it can be pickled, scripted, exported or trained on like any other.
+"""
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.kasmina.layers import Lanes, Mode, PopulationLayer
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import GATE_BANK
+from esper.leyline import AlphaAlgorithm
+
+_ONE = Lanes(1, Mode.EVAL)
+
+
+class _LaneFree(nn.Module):
+    """Calls a plain layer where the population's code passes lanes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+        return self.layer(x)
+
+    def attend(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+        assert isinstance(self.layer, nn.Embedding)
+        return x @ self.layer.weight.transpose(0, 1)
+
+
+def _plain_copy(module: nn.Module, row: int) -> nn.Module:
+    """The module with each population layer replaced by the plain layer of one row; its own code stays."""
+    if isinstance(module, PopulationLayer):
+        return _LaneFree(module.plain(row))
+    twin = copy.copy(module)
+    twin.__dict__ = dict(module.__dict__)
+    twin._modules = {name: None if child is None else _plain_copy(child, row) for name, child in module._modules.items()}
+    return twin
+
+
+class _Grown(nn.Module):
+    """The row's segments and blended seeds in execution order."""
+
+    def __init__(self, model: MorphogeneticModel, row: int) -> None:
+        super().__init__()
+        self.host = _plain_copy(model.host, row)
+        self.image = model.layout.image
+        self.seeds, self.gates = nn.ModuleDict(), nn.ModuleDict()
+        self.steps: list[tuple[str, AlphaAlgorithm, float] | None] = []
+        for slot_id in model.slot_after:
+            seed = None if slot_id is None else model.slot(slot_id).seeds[row]
+            if slot_id is None or seed is None or not seed.is_blended:
+                self.steps.append(None)
+                continue
+            banks = model.slot(slot_id).banks
+            self.seeds[slot_id] = _plain_copy(banks[seed.blueprint_id], row)
+            if seed.algorithm is AlphaAlgorithm.GATE:
+                self.gates[slot_id] = _plain_copy(banks[GATE_BANK], row)
+            self.steps.append((slot_id, seed.algorithm, seed.alpha.alpha))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x if self.image else x.unsqueeze(0)
+        for index, step in enumerate(self.steps):
+            h = self.host.segment(index, h, _ONE)  # type: ignore[operator]
+            if step is None:
+                continue
+            slot_id, algorithm, alpha = step
+            delta = self.seeds[slot_id](h, _ONE)
+            if algorithm is AlphaAlgorithm.MULTIPLY:
+                h = h * (1 + alpha * torch.tanh(delta))
+            elif algorithm is AlphaAlgorithm.GATE:
+                h = h + delta * (alpha * self.gates[slot_id](h, _ONE))
+            else:
+                h = h + alpha * delta
+        return self.host.segment(len(self.steps), h, _ONE).squeeze(0)  # type: ignore[operator]
+
+
+def export_row(model: MorphogeneticModel, row: int = 0) -> fx.GraphModule:
+    """The row as a plain module in eval mode: `[B, …]` → `[B, …, classes]`. Seeds that are not blended are left out."""
+    model.check_row(row)
+    grown = _Grown(model, row).eval()
+    return fx.GraphModule(grown, fx.Tracer().trace(grown), class_name="GrownNetwork").eval()

@@ -1,0 +1,410 @@
+"""Layers that carry a population: P independent networks in one fused graph.
+
+Parameters are `[P, …]`. Activations carry lanes; a lane is one copy of one row's network. Images are `[B, L·C, H, W]` in
+channels_last (memory order B, H, W, L, C), everything else is `[L, B, …]`. A layer never mixes lanes: what happens in one
+cannot reach another, NaN included.
+
+B batch, L lanes, P rows of the population, C channels, T tokens, D features.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.leyline import PopulationError
+
+LANE_MULTIPLE = 8
+"""Populations above one row, and lists of lanes in them, are multiples of this: then vectorised kernels treat a lane the
+same wherever it stands and whatever stands beside it."""
+
+
+class Mode(Enum):
+    """TRAIN: parameters learn, batch statistics are used and recorded. SHADOW: batch statistics are used, nothing is
+    recorded, parameters are constants. EVAL: recorded statistics, nothing changes."""
+
+    TRAIN = 0
+    SHADOW = 1
+    EVAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Which row each lane belongs to, and how the pass runs. `rows` None means lane i is row i."""
+
+    count: int
+    mode: Mode
+    rows: Tensor | None = None
+
+
+def check_population(population: int) -> int:
+    if population != 1 and (population < 1 or population % LANE_MULTIPLE):
+        raise PopulationError(f"population is {population}; allowed: 1 or a multiple of {LANE_MULTIPLE}")
+    return population
+
+
+def pick(parameter: Tensor, lanes: Lanes) -> Tensor:
+    """The parameter's rows as the lanes need them: `[L, …]`."""
+    if lanes.mode is Mode.SHADOW:
+        parameter = parameter.detach()
+    return parameter if lanes.rows is None else parameter.index_select(0, lanes.rows)
+
+
+class PopulationLayer(nn.Module):
+    """A leaf layer. Subclasses draw one row's initial values and build the plain torch layer of one row."""
+
+    def __init__(self, population: int) -> None:
+        super().__init__()
+        self.population = population
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        raise NotImplementedError
+
+    def plain(self, row: int) -> nn.Module:
+        raise NotImplementedError
+
+    def row_changed(self) -> None:
+        """Called after a row's tensors were written from outside."""
+
+    def _draw_uniform(self, parameter: Tensor, row: int, bound: float, generator: torch.Generator) -> None:
+        # Drawn on the CPU, so that a row's initial values do not depend on the device.
+        values = torch.empty(parameter.shape[1:], dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+        with torch.no_grad():
+            parameter[row] = values.to(parameter)
+
+    def _draw_normal(self, parameter: Tensor, row: int, std: float, generator: torch.Generator) -> None:
+        values = torch.empty(parameter.shape[1:], dtype=torch.float32).normal_(0.0, std, generator=generator)
+        with torch.no_grad():
+            parameter[row] = values.to(parameter)
+
+    def _fill(self, row: int, **values: float) -> None:
+        with torch.no_grad():
+            for name, value in values.items():
+                getattr(self, name)[row] = value
+
+
+def seed_row(module: nn.Module, row: int, seed: int) -> None:
+    """Draw one row's initial values from its own stream; layers draw in the order in which they were declared."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in module.modules():
+        if isinstance(layer, PopulationLayer):
+            layer.reset_row(row, generator)
+
+
+def copy_row(target: nn.Module, source: PopulationLayer, row: int) -> nn.Module:
+    """Give a plain layer the values of one row; names agree, so this is all that `plain` needs."""
+    own = dict(source.named_parameters(recurse=False)) | dict(source.named_buffers(recurse=False))
+    with torch.no_grad():
+        for name, tensor in (*target.named_parameters(), *target.named_buffers()):
+            if name in own:
+                tensor.copy_(own[name][row])
+    return target.to(dtype=next(iter(own.values())).dtype)
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape))
+
+
+class Conv2d(PopulationLayer):
+    """Convolution with same padding: `[B, L·in, H, W]` → `[B, L·out, H', W']`."""
+
+    def __init__(self, population: int, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1,
+                 bias: bool = False) -> None:
+        super().__init__(population)
+        self.inputs, self.outputs, self.kernel, self.stride, self.groups = inputs, outputs, kernel, stride, groups
+        self.weight = _parameter(population, outputs, inputs // groups, kernel, kernel)
+        self.bias = _parameter(population, outputs) if bias else None
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        bound = 1 / math.sqrt(self.weight[row, 0].numel())
+        self._draw_uniform(self.weight, row, bound, generator)
+        if self.bias is not None:
+            self._draw_uniform(self.bias, row, bound, generator)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        bias = None if self.bias is None else pick(self.bias, lanes).flatten()
+        return F.conv2d(x, self._kernels(lanes).flatten(0, 1), bias, self.stride, self.kernel // 2, 1, lanes.count * self.groups)
+
+    def plain(self, row: int) -> nn.Module:
+        layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, self.stride, self.kernel // 2, groups=self.groups,
+                          bias=self.bias is not None)
+        return copy_row(layer, self, row)
+
+    def _kernels(self, lanes: Lanes) -> Tensor:
+        return pick(self.weight, lanes)
+
+
+class CrippledConv2d(Conv2d):
+    """A convolution whose kernel can be reduced to its centre tap, row by row."""
+
+    def __init__(self, population: int, inputs: int, outputs: int, kernel: int) -> None:
+        super().__init__(population, inputs, outputs, kernel)
+        # 1 everywhere, or only at the centre tap of a crippled row; multiplied in only while some row is crippled.
+        self.register_buffer("taps", torch.ones(population, 1, 1, kernel, kernel))
+        self.taps: Tensor
+        self.crippled = False
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        super().reset_row(row, generator)
+        self.set_centre_tap(row, only=False)
+
+    def set_centre_tap(self, row: int, *, only: bool) -> None:
+        """Reduce the row's kernel to its centre tap, or give it its whole kernel back."""
+        self.taps[row] = 0.0 if only else 1.0
+        self.taps[row, :, :, self.kernel // 2, self.kernel // 2] = 1.0
+        self.row_changed()
+
+    def row_changed(self) -> None:
+        self.crippled = not bool(self.taps.all())
+
+    def _kernels(self, lanes: Lanes) -> Tensor:
+        return pick(self.weight, lanes) * pick(self.taps, lanes) if self.crippled else pick(self.weight, lanes)
+
+    def plain(self, row: int) -> nn.Module:
+        layer = super().plain(row)
+        assert isinstance(layer, nn.Conv2d)
+        with torch.no_grad():
+            layer.weight.mul_(self.taps[row].to(layer.weight))
+        return layer
+
+
+class BatchNorm2d(PopulationLayer):
+    """Batch norm; each row has its own batch, so its own statistics."""
+
+    def __init__(self, population: int, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
+        super().__init__(population)
+        self.channels, self.momentum, self.eps = channels, momentum, eps
+        self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
+        self.register_buffer("running_mean", torch.zeros(population, channels))
+        self.register_buffer("running_var", torch.ones(population, channels))
+        self.running_mean: Tensor
+        self.running_var: Tensor
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+        self._fill(row, weight=1.0, bias=0.0, running_mean=0.0, running_var=1.0)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
+        if lanes.mode is Mode.SHADOW:
+            return F.batch_norm(x, None, None, weight, bias, True, self.momentum, self.eps)
+        mean, var = pick(self.running_mean, lanes).flatten(), pick(self.running_var, lanes).flatten()
+        return F.batch_norm(x, mean, var, weight, bias, lanes.mode is Mode.TRAIN, self.momentum, self.eps)
+
+    def plain(self, row: int) -> nn.Module:
+        return copy_row(nn.BatchNorm2d(self.channels, self.eps, self.momentum), self, row)
+
+
+def group_count(channels: int) -> int:
+    """Groups of at least 16 channels; one group below that, because a group of one channel and one pixel is always 0."""
+    return next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16), 1)
+
+
+class GroupNorm(PopulationLayer):
+    def __init__(self, population: int, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(population)
+        self.channels, self.groups, self.eps = channels, group_count(channels), eps
+        self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+        self._fill(row, weight=1.0, bias=0.0)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
+        return F.group_norm(x, lanes.count * self.groups, weight, bias, self.eps)
+
+    def plain(self, row: int) -> nn.Module:
+        return copy_row(nn.GroupNorm(self.groups, self.channels, self.eps), self, row)
+
+
+def _lift(parameter: Tensor, x: Tensor) -> Tensor:
+    """`[L, D]` broadcast against `[L, B, …, D]`."""
+    return parameter.view(parameter.shape[0], *(1,) * (x.dim() - 2), parameter.shape[1])
+
+
+class LayerNorm(PopulationLayer):
+    def __init__(self, population: int, features: int, eps: float = 1e-5) -> None:
+        super().__init__(population)
+        self.features, self.eps = features, eps
+        self.weight, self.bias = _parameter(population, features), _parameter(population, features)
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+        self._fill(row, weight=1.0, bias=0.0)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight, bias = pick(self.weight, lanes), pick(self.bias, lanes)
+        if lanes.count == 1:
+            return F.layer_norm(x, (self.features,), weight[0], bias[0], self.eps)
+        return torch.addcmul(_lift(bias, x), F.layer_norm(x, (self.features,), eps=self.eps), _lift(weight, x))
+
+    def plain(self, row: int) -> nn.Module:
+        return copy_row(nn.LayerNorm(self.features, self.eps), self, row)
+
+
+class Linear(PopulationLayer):
+    """`[L, B, …, in]` → `[L, B, …, out]`."""
+
+    def __init__(self, population: int, inputs: int, outputs: int, *, bias: bool = True, std: float | None = None) -> None:
+        super().__init__(population)
+        self.inputs, self.outputs, self.std = inputs, outputs, std
+        self.weight = _parameter(population, outputs, inputs)
+        self.bias = _parameter(population, outputs) if bias else None
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        bound = 1 / math.sqrt(self.inputs)
+        if self.std is None:
+            self._draw_uniform(self.weight, row, bound, generator)
+            if self.bias is not None:
+                self._draw_uniform(self.bias, row, bound, generator)
+        else:
+            self._draw_normal(self.weight, row, self.std, generator)
+            if self.bias is not None:
+                self._fill(row, bias=0.0)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight = pick(self.weight, lanes)
+        bias = None if self.bias is None else pick(self.bias, lanes)
+        if lanes.count == 1:
+            return F.linear(x, weight[0], None if bias is None else bias[0])
+        flat = x.reshape(lanes.count, -1, self.inputs)
+        if bias is None:
+            out = torch.bmm(flat, weight.transpose(1, 2))
+        else:
+            out = torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
+        return out.view(*x.shape[:-1], self.outputs)
+
+    def plain(self, row: int) -> nn.Module:
+        return copy_row(nn.Linear(self.inputs, self.outputs, bias=self.bias is not None), self, row)
+
+
+class Embedding(PopulationLayer):
+    """`[L, B, T]` tokens → `[L, B, T, D]`; `attend` is the tied output projection back to the vocabulary."""
+
+    def __init__(self, population: int, vocabulary: int, features: int, std: float = 0.02) -> None:
+        super().__init__(population)
+        self.vocabulary, self.features, self.std = vocabulary, features, std
+        self.weight = _parameter(population, vocabulary, features)
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        self._draw_normal(self.weight, row, self.std, generator)
+
+    def forward(self, tokens: Tensor, lanes: Lanes) -> Tensor:
+        weight = pick(self.weight, lanes)
+        offset = torch.arange(lanes.count, device=tokens.device).view(-1, *(1,) * (tokens.dim() - 1)) * self.vocabulary
+        return F.embedding(tokens + offset, weight.flatten(0, 1))
+
+    def attend(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight = pick(self.weight, lanes)
+        flat = x.reshape(lanes.count, -1, self.features)
+        return torch.bmm(flat, weight.transpose(1, 2)).view(*x.shape[:-1], self.vocabulary)
+
+    def plain(self, row: int) -> nn.Module:
+        return copy_row(nn.Embedding(self.vocabulary, self.features), self, row)
+
+
+class PlainScale(nn.Module):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Scale(PopulationLayer):
+    """γ: one factor per channel, 0 at birth, so that whatever it scales is born silent."""
+
+    def __init__(self, population: int, channels: int, *, image: bool) -> None:
+        super().__init__(population)
+        self.channels, self.image = channels, image
+        self.weight = _parameter(population, channels)
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+        self._fill(row, weight=0.0)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        weight = pick(self.weight, lanes)
+        return x * (weight.reshape(1, -1, 1, 1) if self.image else _lift(weight, x))
+
+    def plain(self, row: int) -> nn.Module:
+        layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,))
+        with torch.no_grad():
+            layer.weight.copy_(self.weight[row].view(layer.weight.shape))
+        return layer.to(dtype=self.weight.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention `[L, B, T, D]` → `[L, B, T, D]`. With `distance_bias`, scores fall with distance, each head
+    at its own fixed rate, which lets heads specialise in near and far context."""
+
+    def __init__(self, population: int, features: int, heads: int, *, std: float = 0.02, out_std: float = 0.02,
+                 distance_bias: bool = False) -> None:
+        super().__init__()
+        self.heads, self.distance_bias = heads, distance_bias
+        self.qkv = Linear(population, features, 3 * features, std=std)
+        self.proj = Linear(population, features, features, std=out_std)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        # [L, B, T, 3·D] → three of [L·B, heads, T, D/heads]
+        q, k, v = self.qkv(x, lanes).flatten(0, 1).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.distance_bias:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(x))
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(out.transpose(1, 2).flatten(2).view(x.shape), lanes)
+
+    def _bias(self, x: Tensor) -> Tensor:
+        position = torch.arange(x.shape[-2], device=x.device)
+        distance = (position.unsqueeze(1) - position).to(x.dtype)
+        rate = 2.0 ** (-8.0 * torch.arange(1, self.heads + 1, device=x.device, dtype=x.dtype) / self.heads)
+        return torch.where(distance >= 0, -distance * rate.view(-1, 1, 1), -math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How lanes are laid out in activations of one topology, and how to move them."""
+
+    image: bool
+
+    def take(self, x: Tensor, lanes: int, index: Tensor) -> Tensor:
+        """The lanes at `index` (repeats allowed), in that order."""
+        if not self.image:
+            return x.index_select(0, index)
+        return self._join(self._split(x, lanes).index_select(3, index))
+
+    def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Tensor) -> Tensor:
+        """A copy of `x` in which the lanes at `index` are replaced by those of `pieces`."""
+        if not self.image:
+            return x.index_copy(0, index, pieces)
+        return self._join(self._split(x, lanes).index_copy(3, index, self._split(pieces, len(index))))
+
+    def cat(self, pieces: Sequence[Tensor]) -> Tensor:
+        return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1 if self.image else 0)
+
+    def head(self, x: Tensor, lanes: int, count: int) -> Tensor:
+        """The first `count` lanes."""
+        if count == lanes:
+            return x
+        return x[:, : x.shape[1] // lanes * count] if self.image else x[:count]
+
+    def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
+        """One value per lane, shaped to broadcast over its activations."""
+        if not self.image:
+            return values.view(-1, *(1,) * (x.dim() - 1))
+        return values.repeat_interleave(x.shape[1] // lanes).view(1, -1, 1, 1)
+
+    @staticmethod
+    def _split(x: Tensor, lanes: int) -> Tensor:
+        return x.permute(0, 2, 3, 1).unflatten(3, (lanes, -1))
+
+    @staticmethod
+    def _join(x: Tensor) -> Tensor:
+        return x.flatten(3).permute(0, 3, 1, 2)
+
+
+IMAGE, SEQUENCE = Layout(image=True), Layout(image=False)
+LAYOUTS = {"cnn": IMAGE, "transformer": SEQUENCE, "mlp": SEQUENCE}

@@ -1,0 +1,435 @@
+"""The morphogenetic model: a population of networks, each growing on its own.
+
+Forward passes follow a plan, the list of blended seeds at each slot, rebuilt only when a lifecycle operation or a tick
+changed something. Training losses, incubation and coalition tables all run on one primitive: segments of the host on
+lanes, with seeds applied to some of the lanes.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.hosts import Host
+from esper.kasmina.layers import LANE_MULTIPLE, LAYOUTS, Lanes, Mode, seed_row
+from esper.kasmina.optim import Criterion
+from esper.kasmina.seed import Seed
+from esper.kasmina.slot import GATE_BANK, SeedSlot
+from esper.leyline import (
+    AlphaAlgorithm,
+    AlphaCurve,
+    GateConfig,
+    Incubation,
+    LifecycleRecord,
+    OpResult,
+    Pacing,
+    PopulationError,
+    PruneCause,
+    SeedStage,
+    SeedStateReport,
+    ShapeError,
+    SlotConfig,
+    SlotIdError,
+    allowed,
+    stream_seed,
+)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of each lane: outputs [L, B, …, classes], targets [L, B, …] → [L]."""
+    if outputs.shape[:-1] != targets.shape:
+        raise ShapeError(f"targets have shape {tuple(targets.shape)}, outputs want {tuple(outputs.shape[:-1])}")
+    flat = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return flat.view(len(outputs), -1).mean(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """One training batch. `main` learns the hosts and blended seeds, `incubation` the seeds in TRAINING."""
+
+    main: Tensor  # [P]
+    incubation: Tensor | None  # [n]
+    outputs: Tensor  # [P, B, …, classes]
+
+    def total(self) -> Tensor:
+        """What to call backward on: rows are independent, so their sum gives each its own gradient."""
+        total = self.main.sum()
+        return total if self.incubation is None else total + self.incubation.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """Tensors that the optimizer must hold: one bank of the group named `group`."""
+
+    group: str
+    name: str
+    parameters: dict[str, Tensor]
+    births: list[int]
+    learning: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SeededLane:
+    """A seed that applies to the lane at `position`, which stands for `row`."""
+
+    position: int
+    row: int
+    seed: Seed
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Seeds of one bank at one slot, applied to some lanes."""
+
+    bank: str
+    positions: Tensor | None  # lanes to which the seeds apply; None: all, in order
+    lanes: Lanes  # rows of those lanes, padded
+    count: int  # lanes that are not padding
+    alpha: Tensor  # [lanes.count]
+    multiply: Tensor | None  # [lanes.count] bool
+    gate: Tensor | None  # [lanes.count] bool
+
+
+class MorphogeneticModel(nn.Module):
+    """A host, its slots and the seeds that grow in them, for `population` independent networks."""
+
+    def __init__(self, host: Host, slots: Iterable[str] | None = None, *, gates: GateConfig | None = None,
+                 pacing: Pacing | None = None, incubation: Incubation = Incubation.SHADOW,
+                 seeds: Sequence[int] | None = None) -> None:
+        super().__init__()
+        specs = {spec.slot_id: spec for spec in host.injection_specs()}
+        wanted = tuple(specs) if slots is None else tuple(slots)
+        for slot_id in wanted:
+            if slot_id not in specs:
+                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(specs)}")
+        self.host = host
+        self.population: int = host.population
+        self.layout = LAYOUTS[host.topology]
+        self.incubation = incubation
+        self.gate_config, self.pacing = gates or GateConfig(), pacing or Pacing()
+        self.slot_config = SlotConfig.from_ids(wanted)
+        order = host.execution_order()
+        self.seed_slots = nn.ModuleDict({
+            slot_id: SeedSlot(specs[slot_id], host.topology, self.population, gates=self.gate_config, pacing=self.pacing)
+            for slot_id in order if slot_id in wanted})
+        self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
+        self.version = 0
+        self._plan: dict[str, list[Growth]] | None = None
+        self.germinations = [0] * self.population
+        if seeds is not None and len(seeds) != self.population:
+            raise PopulationError(f"{len(seeds)} initial seeds for a population of {self.population}")
+        for row in range(self.population):
+            self.reset_row(row, row if seeds is None else seeds[row])
+
+    # -- rows and slots ----------------------------------------------------------------------------------------------------
+
+    def slot(self, slot_id: str) -> SeedSlot:
+        if slot_id not in self.seed_slots:
+            raise SlotIdError(f"slot {slot_id!r} is unknown; {allowed(self.slot_config.slot_ids)}")
+        slot = self.seed_slots[slot_id]
+        assert isinstance(slot, SeedSlot)
+        return slot
+
+    def slots(self) -> list[SeedSlot]:
+        """All slots in execution order."""
+        return [self.slot(slot_id) for slot_id in self.seed_slots]
+
+    def check_row(self, row: int) -> int:
+        if not 0 <= row < self.population:
+            raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
+        return row
+
+    def reset_row(self, row: int, seed: int) -> None:
+        """A fresh network in this row: every slot empty, host weights and buffers drawn from the seed."""
+        self.check_row(row)
+        for slot in self.slots():
+            slot.clear_row(row)
+        seed_row(self.host, row, seed)
+        self.germinations[row] = 0
+        self.changed()
+
+    def changed(self) -> None:
+        """Note that structure or alpha changed: plans and optimizers are out of date."""
+        self.version += 1
+        self._plan = None
+
+    # -- lifecycle ----------------------------------------------------------------------------------------------------------
+
+    def germinate(self, slot_id: str, blueprint_id: str, *, row: int = 0, init_seed: int | None = None,
+                  algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD, ramp_curve: AlphaCurve = AlphaCurve.SIGMOID,
+                  tempo_epochs: int = 5, alpha_target: float = 1.0, seed_id: str | None = None) -> OpResult:
+        """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of germination)."""
+        slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
+        if init_seed is None:
+            init_seed = stream_seed(0, "germination", 0, row, number)
+        result = slot.germinate(row, blueprint_id, seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id,
+                                init_seed=init_seed, algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs,
+                                alpha_target=alpha_target)
+        if result.done:
+            seed = slot.seeds[row]
+            assert seed is not None
+            seed.metrics.host_params = self.host_params
+            self.germinations[row] += 1
+        self.changed()
+        return result
+
+    def advance(self, slot_id: str, *, row: int = 0) -> OpResult:
+        """To the next stage, if its gate is open."""
+        return self._done(self.slot(slot_id).advance(self.check_row(row)))
+
+    def fossilize(self, slot_id: str, *, row: int = 0) -> OpResult:
+        """Make a holding seed permanent, if its gate is open."""
+        return self._done(self.slot(slot_id).fossilize(self.check_row(row)))
+
+    def prune(self, slot_id: str, *, row: int = 0, cause: PruneCause = PruneCause.POLICY) -> OpResult:
+        """Remove a seed at once."""
+        return self._done(self.slot(slot_id).prune(self.check_row(row), cause=cause))
+
+    def schedule_prune(self, slot_id: str, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
+                       steepness: float = 12.0) -> OpResult:
+        """Blend a seed out over `steps` epochs, then remove it."""
+        return self._done(self.slot(slot_id).schedule_prune(self.check_row(row), steps=steps, curve=curve, steepness=steepness))
+
+    def set_alpha_target(self, slot_id: str, target: float, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
+                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
+        """Ramp a blended seed to another alpha."""
+        init_seed = stream_seed(0, "germination", 1, self.check_row(row), self.version)
+        return self._done(self.slot(slot_id).set_alpha_target(row, target, steps=steps, curve=curve, steepness=steepness,
+                                                               algorithm=algorithm, init_seed=init_seed))
+
+    def step_epoch(self, rows: Iterable[int] | None = None) -> list[LifecycleRecord]:
+        """One tick of the clock for all rows, or those given."""
+        records = [record for row in (range(self.population) if rows is None else rows)
+                   for slot in self.slots() for record in slot.step_epoch(self.check_row(row))]
+        self.changed()
+        return records
+
+    def _done(self, result: OpResult) -> OpResult:
+        self.changed()
+        return result
+
+    # -- reports ------------------------------------------------------------------------------------------------------------
+
+    def reports(self, row: int = 0) -> dict[str, SeedStateReport]:
+        """Reports of the row's occupied slots, in slot order; an empty slot has none."""
+        found = {slot_id: self.slot(slot_id).report(self.check_row(row)) for slot_id in self.slot_config.slot_ids}
+        return {slot_id: report for slot_id, report in found.items() if report is not None}
+
+    def seed_in(self, slot_id: str, row: int = 0) -> Seed | None:
+        return self.slot(slot_id).seeds[self.check_row(row)]
+
+    @property
+    def host_params(self) -> int:
+        """Parameters of one host."""
+        return sum(p[0].numel() for p in self.host.parameters())
+
+    def seed_params(self, row: int = 0, *, stages: Iterable[SeedStage] | None = None) -> int:
+        """Parameters of the row's seeds, of those in the given stages if any are given."""
+        self.check_row(row)
+        wanted = None if stages is None else frozenset(stages)
+        return sum(slot.params(row) for slot in self.slots()
+                   if (seed := slot.seeds[row]) is not None and (wanted is None or seed.stage in wanted))
+
+    def total_params(self, row: int = 0) -> int:
+        return self.host_params + self.seed_params(row)
+
+    def record_epoch(self, row: int, accuracy: float, *, contributions: Mapping[str, float] | None = None) -> None:
+        """Give the row's seeds this epoch's validation accuracy and fresh leave-one-out contributions (percentage points)."""
+        for slot in self.slots():
+            seed = slot.seeds[self.check_row(row)]
+            if seed is not None and seed.is_present:
+                seed.metrics.record_accuracy(accuracy)
+                if contributions is not None and slot.slot_id in contributions:
+                    seed.metrics.record_contribution(contributions[slot.slot_id])
+
+    # -- passes -------------------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs `[P, B, …]` of all rows. Seeds in TRAINING take no part."""
+        self.host.check_input(x)
+        return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
+
+    def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy) -> Losses:
+        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation."""
+        self.host.check_input(x)
+        lanes = Lanes(self.population, Mode.TRAIN)
+        incubating = self._incubating()
+        taps: dict[str, Tensor] = {}
+        outputs = self._walk(x, lanes, taps=taps, incubating=incubating)
+        if self.population == 1 and targets.dim() == outputs.dim() - 2:
+            targets = targets.unsqueeze(0)
+        main = criterion(outputs, targets)
+        if self.incubation is Incubation.STE or not incubating:
+            return Losses(main, None, outputs)
+        shadows = [self._shadow_loss(slot_id, rows, taps[slot_id], targets, criterion) for slot_id, rows in incubating.items()]
+        return Losses(main, torch.cat(shadows), outputs)
+
+    def _walk(self, x: Tensor, lanes: Lanes, *, start: int = 0, growth: Mapping[str, list[Growth]] | None = None,
+              taps: dict[str, Tensor] | None = None, incubating: Mapping[str, list[int]] | None = None) -> Tensor:
+        """Segments from `start` to the output; at each slot the seeds of `growth` (the plan, if not given) are applied.
+
+        Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it (STE)."""
+        plan = self._forward_plan() if growth is None else growth
+        for index in range(start, len(self.slot_after)):
+            x = self.host.segment(index, x, lanes)
+            slot_id = self.slot_after[index]
+            if slot_id is None:
+                continue
+            if incubating and slot_id in incubating:
+                if self.incubation is Incubation.STE:
+                    x = self._straight_through(slot_id, incubating[slot_id], x, lanes)
+                elif taps is not None:
+                    taps[slot_id] = x.detach()
+            if plan.get(slot_id):
+                x = self.grow(slot_id, x, lanes, plan[slot_id])
+        return self.host.segment(len(self.slot_after), x, lanes)
+
+    def grow(self, slot_id: str, x: Tensor, lanes: Lanes, growth: Sequence[Growth]) -> Tensor:
+        """Apply seeds to the lanes that have them; all others pass untouched."""
+        pieces, positions = [], []
+        for g in growth:
+            if g.positions is None:
+                return self._blend(slot_id, x, g, lanes.mode)
+            seeded = self._blend(slot_id, self.layout.take(x, lanes.count, g.positions), g, lanes.mode)
+            pieces.append(self.layout.head(seeded, g.lanes.count, g.count))
+            positions.append(g.positions[:g.count])
+        return self.layout.put(x, lanes.count, torch.cat(positions), self.layout.cat(pieces))
+
+    def _blend(self, slot_id: str, h: Tensor, g: Growth, mode: Mode) -> Tensor:
+        slot = self.slot(slot_id)
+        lanes = Lanes(g.lanes.count, mode, g.lanes.rows)
+        delta = slot.banks[g.bank](h, lanes)
+        alpha = self.layout.per_lane(g.alpha, h, lanes.count)
+        out = torch.addcmul(h, delta, alpha)
+        if g.gate is not None:
+            gated = torch.addcmul(h, delta, alpha * slot.banks[GATE_BANK](h, lanes))
+            out = torch.where(self.layout.per_lane(g.gate, h, lanes.count), gated, out)
+        if g.multiply is not None:
+            out = torch.where(self.layout.per_lane(g.multiply, h, lanes.count), h * (1 + alpha * torch.tanh(delta)), out)
+        return out
+
+    # -- incubation -----------------------------------------------------------------------------------------------------------
+
+    def _incubating(self) -> dict[str, list[int]]:
+        found = {slot.slot_id: [row for row, seed in enumerate(slot.seeds)
+                                if seed is not None and seed.stage is SeedStage.TRAINING] for slot in self.slots()}
+        return {slot_id: rows for slot_id, rows in found.items() if rows}
+
+    def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
+        """The TRAINING seeds of a slot at full alpha, on lanes 0 … n−1 that stand for `rows`."""
+        seeds = self.slot(slot_id).seeds
+        seeded = [SeededLane(lane, row, seed, 1.0) for lane, row in enumerate(rows) if (seed := seeds[row]) is not None]
+        return self._group(slot_id, seeded, rows)
+
+    def _shadow_loss(self, slot_id: str, rows: list[int], features: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+        """The loss at the incubating seeds' own output: their features go on through the frozen rest of their hosts."""
+        padded = self.padded(rows)
+        index = torch.tensor(padded, device=features.device)
+        identity = padded == list(range(self.population))
+        x = features if identity else self.layout.take(features, self.population, index)
+        lanes = Lanes(len(padded), Mode.SHADOW, None if identity else index)
+        # The seed itself learns; everything after it is constant.
+        x = self.grow(slot_id, x, Lanes(lanes.count, Mode.TRAIN, lanes.rows), self._incubator(slot_id, rows))
+        start = self.slot_after.index(slot_id) + 1
+        outputs = self._walk(x, lanes, start=start, growth=self._growth_for(rows))
+        return criterion(outputs, targets if identity else targets.index_select(0, index))[:len(rows)]
+
+    def _straight_through(self, slot_id: str, rows: list[int], x: Tensor, lanes: Lanes) -> Tensor:
+        """Leave the features as they are, and hand the gradient that reaches them to the incubating seeds as well."""
+        index = torch.tensor(self.padded(rows), device=x.device)
+        taken = self.layout.take(x.detach(), lanes.count, index)
+        seeded = self.grow(slot_id, taken, Lanes(len(index), Mode.TRAIN, index), self._incubator(slot_id, rows))
+        return _StraightThrough.apply(x, seeded, self, index)
+
+    # -- the plan -------------------------------------------------------------------------------------------------------------
+
+    def _forward_plan(self) -> dict[str, list[Growth]]:
+        if self._plan is None:
+            self._plan = self._growth_for(range(self.population))
+        return self._plan
+
+    def _growth_for(self, rows: Sequence[int]) -> dict[str, list[Growth]]:
+        """The blended seeds of each slot for lanes that stand for `rows` (padding not counted)."""
+        plan = {}
+        for slot in self.slots():
+            seeded = [lane for lane, row in enumerate(rows) if (seed := slot.seeds[row]) is not None and seed.is_blended]
+            if seeded:
+                plan[slot.slot_id] = self.growth_at(slot.slot_id, seeded, rows)
+        return plan
+
+    def growth_at(self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int]) -> list[Growth]:
+        """The blended seeds of one slot for the lanes at `positions`, among lanes that stand for `lane_rows`."""
+        seeds = self.slot(slot_id).seeds
+        seeded = [SeededLane(i, lane_rows[i], seed, seed.alpha.alpha) for i in positions
+                  if (seed := seeds[lane_rows[i]]) is not None]
+        return self._group(slot_id, seeded, lane_rows)
+
+    def _group(self, slot_id: str, seeded: Sequence[SeededLane], lane_rows: Sequence[int]) -> list[Growth]:
+        """Seeded lanes by bank, each list padded. `lane_rows`: the rows that the lanes stand for, padding not counted."""
+        anchor = self.slot(slot_id).anchor
+        growth = []
+        for bank in sorted({lane.seed.blueprint_id for lane in seeded}):
+            members = [lane for lane in seeded if lane.seed.blueprint_id == bank]
+            padded = self.padded(members)
+            rows = [lane.row for lane in padded]
+            # Padding lanes repeat the first lane, so where every lane has a seed of this bank nothing need be moved.
+            everywhere = len(members) == len(lane_rows)
+            growth.append(Growth(
+                bank=bank,
+                positions=None if everywhere else torch.tensor([lane.position for lane in padded], device=anchor.device),
+                lanes=Lanes(len(padded), Mode.TRAIN,
+                            None if rows == list(range(self.population)) else torch.tensor(rows, device=anchor.device)),
+                count=len(members),
+                alpha=torch.tensor([lane.alpha for lane in padded], dtype=anchor.dtype, device=anchor.device),
+                multiply=_flags(padded, AlphaAlgorithm.MULTIPLY, anchor),
+                gate=_flags(padded, AlphaAlgorithm.GATE, anchor)))
+        return growth
+
+    def padded(self, items: Sequence[Any]) -> list[Any]:
+        """Fill up to a multiple of eight with the first item; a population of one needs no company."""
+        if self.population == 1:
+            return list(items)
+        return [*items, *[items[0]] * (-len(items) % LANE_MULTIPLE)]
+
+    # -- what the optimizer holds ----------------------------------------------------------------------------------------------
+
+    def optimizer_groups(self) -> list[GroupSpec]:
+        """The host, then each bank of each slot; names are stable across growth."""
+        everyone = [True] * self.population
+        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), [0] * self.population, everyone)]
+        for slot in self.slots():
+            learning = [seed is not None and seed.is_learning for seed in slot.seeds]
+            for name, bank in slot.banks.items():
+                live = slot.live_rows(name)
+                groups.append(GroupSpec(slot.slot_id, f"{slot.slot_id}.{name}", dict(bank.named_parameters()),
+                                        list(slot.births[name]), [a and b for a, b in zip(live, learning, strict=True)]))
+        return groups
+
+    def live_banks(self, row: int) -> set[str]:
+        """Names of the banks in which this row has weights."""
+        return {"host", *(f"{slot.slot_id}.{name}" for slot in self.slots() for name in slot.banks if slot.live_rows(name)[row])}
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: the host's features, untouched even where the seed's are NaN. Backward: the gradient goes both ways."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seeded: Tensor, model: MorphogeneticModel, index: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.model, ctx.index = model, index
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        lanes = ctx.model.population
+        return grad, ctx.model.layout.take(grad, lanes, ctx.index), None, None
+
+
+def _flags(lanes: Sequence[SeededLane], wanted: AlphaAlgorithm, anchor: Tensor) -> Tensor | None:
+    flags = [lane.seed.algorithm is wanted for lane in lanes]
+    return torch.tensor(flags, device=anchor.device) if any(flags) else None
+

@@ -1,0 +1,268 @@
+"""Optimizers for populations: every row has its own learning rate, momentum, decay and gradient clipping.
+
+The model owns the groups (its host, and each slot's banks); the optimizer follows it through growth. State of surviving
+parameters is kept, a row that begins or ends starts from zero, and only rows that learn ever move.
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import EsperError, StructureError
+
+if TYPE_CHECKING:
+    from esper.kasmina.model import MorphogeneticModel
+
+VANISHING, EXPLODING = 1e-7, 10.0
+"""A parameter tensor whose gradient norm lies outside these counts against a seed's gradient health."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """Host and seeds each have their learning rate and decay; `clip` bounds host and each slot separately."""
+
+    kind: str = "sgd"
+    host_lr: float = 0.01
+    seed_lr: float = 0.01
+    momentum: float = 0.9
+    """SGD momentum, or Adam's β1."""
+    beta2: float = 0.999
+    host_decay: float = 5e-4
+    seed_decay: float = 0.0
+    clip: float = 1.0
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sgd", "adamw"):
+            raise EsperError(f"optimizer kind {self.kind!r} is unknown; allowed: sgd, adamw")
+        for name in ("host_lr", "seed_lr", "momentum", "beta2", "host_decay", "seed_decay", "clip", "eps"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise EsperError(f"optimizer: {name} is {value}, must be finite and 0 or more")
+
+
+@dataclass(slots=True)
+class Bank:
+    """Tensors `[P, …]` that live and die together, and their optimizer state."""
+
+    parameters: dict[str, Tensor]
+    births: Tensor
+    """[P] counter of each row's beginnings and endings, as of the last step."""
+    learning: Tensor
+    """[P] bool: rows that the optimizer may move."""
+    steps: Tensor
+    """[P] updates each row has had."""
+    state: dict[str, list[Tensor]]
+    """Moment name → one tensor per parameter."""
+
+
+@dataclass(slots=True)
+class Group:
+    """What is clipped together: the host, or all banks of one slot."""
+
+    is_host: bool
+    banks: dict[str, Bank] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientStats:
+    """Gradient norms before clipping, per row; control input, so measured at every step."""
+
+    host_norm: Tensor  # [P]
+    norm: dict[str, Tensor]  # slot → [P]
+    vanishing: dict[str, Tensor]  # slot → [P], share of tensors without gradient
+    exploding: dict[str, Tensor]  # slot → [P], share of tensors with an exploding or non-finite one
+
+
+class PopulationOptimizer:
+    """SGD with momentum, or AdamW, on the rows of a population."""
+
+    def __init__(self, model: MorphogeneticModel, config: OptimizerConfig | None = None) -> None:
+        self.model = model
+        self.config = config or OptimizerConfig()
+        population, like = model.population, next(model.host.parameters())
+        self.host_lr = torch.full((population,), self.config.host_lr).to(like)
+        self.seed_lr = torch.full((population,), self.config.seed_lr).to(like)
+        self.momentum = torch.full((population,), self.config.momentum).to(like)
+        self.host_decay = torch.full((population,), self.config.host_decay).to(like)
+        self.seed_decay = torch.full((population,), self.config.seed_decay).to(like)
+        self.clip = torch.full((population,), self.config.clip).to(like)
+        self.stats: GradientStats | None = None
+        self.groups: dict[str, Group] = {}
+        self._version = -1
+        self.sync()
+
+    # -- following the model --------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Take over the model's current groups: keep what survived, add what is new, drop what is gone."""
+        if self._version == self.model.version:
+            return
+        old = {name: bank for group in self.groups.values() for name, bank in group.banks.items()}
+        self.groups = {}
+        for spec in self.model.optimizer_groups():
+            group = self.groups.setdefault(spec.group, Group(spec.group == "host"))
+            known = old.get(spec.name)
+            if known is None or any(known.parameters[n] is not p for n, p in spec.parameters.items()):
+                known = self._new_bank(spec.parameters)
+            births = torch.tensor(spec.births)
+            reborn = births != known.births
+            if reborn.any():
+                known.steps[reborn] = 0
+                for tensors in known.state.values():
+                    for tensor in tensors:
+                        tensor[reborn] = 0
+            known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
+            group.banks[spec.name] = known
+        self._version = self.model.version
+
+    def _new_bank(self, parameters: dict[str, Tensor]) -> Bank:
+        population = self.model.population
+        moments = ("momentum",) if self.config.kind == "sgd" else ("mean", "square")
+        return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool),
+                    torch.zeros_like(self.host_lr), {m: [torch.zeros_like(p) for p in parameters.values()] for m in moments})
+
+    # -- stepping ---------------------------------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        for group in self.groups.values():
+            for bank in group.banks.values():
+                for parameter in bank.parameters.values():
+                    parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Clip each group of each row, then move the rows that learn."""
+        self.sync()
+        host_norm, norm, vanishing, exploding = None, {}, {}, {}
+        for name, group in self.groups.items():
+            work = [(bank, grads) for bank in group.banks.values() if (grads := self._gradients(bank, group.is_host)) is not None]
+            if not work:
+                continue
+            # One row of norms for each tensor, one column for each network.
+            norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads])
+            total = torch.linalg.vector_norm(norms, dim=0)
+            if group.is_host:
+                host_norm = total
+            else:
+                norm[name] = total
+                vanishing[name], exploding[name] = self._health(work, norms)
+            scale = (self.clip / (total + 1e-6)).clamp(max=1.0)
+            for bank, grads in work:
+                torch._foreach_mul_(grads, _columns(scale, grads))
+                self._update(bank, grads, group.is_host)
+        assert host_norm is not None, "step() needs a backward pass first"
+        self.stats = GradientStats(host_norm, norm, vanishing, exploding)
+
+    @staticmethod
+    def _health(work: list[tuple[Bank, list[Tensor]]], norms: Tensor) -> tuple[Tensor, Tensor]:
+        # A row's seed lives in one bank (and perhaps the gate's): only its own tensors count.
+        own = torch.cat([bank.learning.expand(len(grads), -1) for bank, grads in work])
+        count = own.sum(0).clamp(min=1)
+        return (own & (norms < VANISHING)).sum(0) / count, (own & ~(norms <= EXPLODING)).sum(0) / count
+
+    def _gradients(self, bank: Bank, is_host: bool) -> list[Tensor] | None:
+        """The bank's gradients, 0 in rows that do not learn; None where no pass reached the bank."""
+        parameters = list(bank.parameters.values())
+        if not parameters or all(p.grad is None for p in parameters):
+            return None
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        # Selected, not multiplied by 0: a frozen row's gradient may be NaN.
+        return grads if is_host else [torch.where(_column(bank.learning, g), g, 0.0) for g in grads]
+
+    def _update(self, bank: Bank, grads: list[Tensor], is_host: bool) -> None:
+        parameters = list(bank.parameters.values())
+        learning = bank.learning
+        lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)
+        decay = torch.where(learning, self.host_decay if is_host else self.seed_decay, 0.0)
+        keep = torch.where(learning, self.momentum, 1.0)
+        bank.steps += learning
+        if self.config.kind == "sgd":
+            momentum = bank.state["momentum"]
+            torch._foreach_addcmul_(grads, parameters, _columns(decay, parameters))
+            torch._foreach_mul_(momentum, _columns(keep, momentum))
+            torch._foreach_add_(momentum, grads)
+            torch._foreach_addcmul_(parameters, momentum, _columns(-lr, parameters))
+            return
+        beta2 = torch.where(learning, self.config.beta2, 1.0)
+        steps = bank.steps.clamp(min=1)
+        bias1, bias2 = 1 - self.momentum ** steps, 1 - self.config.beta2 ** steps
+        torch._foreach_mul_(parameters, _columns(1 - lr * decay, parameters))
+        for p, g, mean, square in zip(parameters, grads, bank.state["mean"], bank.state["square"], strict=True):
+            mean.mul_(_column(keep, p)).addcmul_(g, _column(1 - keep, p))
+            square.mul_(_column(beta2, p)).addcmul_(g * g, _column(1 - beta2, p))
+            root = (square / _column(bias2, p)).sqrt_().add_(self.config.eps)
+            p.addcmul_(mean / root, _column(-lr / bias1, p))
+
+    # -- rows ---------------------------------------------------------------------------------------------------------------
+
+    def forget_row(self, row: int) -> None:
+        """Zero the row's momentum, as after a rollback."""
+        self.sync()
+        for group in self.groups.values():
+            for bank in group.banks.values():
+                bank.steps[row] = 0
+                for tensors in bank.state.values():
+                    for tensor in tensors:
+                        tensor[row] = 0
+
+    def row_state(self, row: int) -> dict[str, Tensor]:
+        """Copies of the row's state where it lives, by stable names."""
+        self.sync()
+        out = {f"rates.{name}": getattr(self, name)[row].clone() for name in _RATES}
+        for name, bank in self._live_banks(row):
+            out[f"{name}.steps"] = bank.steps[row].clone()
+            for moment, tensors in bank.state.items():
+                for parameter, tensor in zip(bank.parameters, tensors, strict=True):
+                    out[f"{name}.{parameter}.{moment}"] = tensor[row].clone()
+        return out
+
+    def load_row_state(self, row: int, state: dict[str, Tensor]) -> None:
+        """The inverse of `row_state`, strict."""
+        self.sync()
+        places: dict[str, Tensor] = {f"rates.{name}": getattr(self, name) for name in _RATES}
+        for name, bank in self._live_banks(row):
+            places[f"{name}.steps"] = bank.steps
+            for moment, tensors in bank.state.items():
+                places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
+        load_row(places, state, row, what="optimizer state")
+
+    def _live_banks(self, row: int) -> list[tuple[str, Bank]]:
+        live = self.model.live_banks(row)
+        return [(name, bank) for group in self.groups.values() for name, bank in group.banks.items() if name in live]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.config.kind, "beta2": self.config.beta2, "eps": self.config.eps}
+
+
+_RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")
+
+
+def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, what: str) -> None:
+    """Copy named values into one row of named tensors; names and shapes must agree exactly."""
+    if set(places) != set(values):
+        missing, unknown = sorted(set(places) - set(values)), sorted(set(values) - set(places))
+        raise StructureError(f"{what}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
+    for name, place in places.items():
+        if place.shape[1:] != values[name].shape:
+            raise StructureError(f"{what}: {name} has shape {tuple(values[name].shape)}, wanted {tuple(place.shape[1:])}")
+    with torch.no_grad():
+        for name, place in places.items():
+            place[row] = values[name].to(place)
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(-1, *(1,) * (like.dim() - 1))
+
+
+def _columns(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    return [_column(values, t) for t in like]
+
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [L, B, …, classes], targets [L, B, …]) → losses [L]."""

@@ -1,0 +1,74 @@
+"""One row of a population, used like a single model."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from esper.kasmina.coalitions import blended_slots, evaluate_coalitions
+from esper.kasmina.export import export_row
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
+from esper.leyline import LifecycleRecord, OpResult, SeedStateReport
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRow:
+    """A view: operations act on the population, this row only."""
+
+    model: MorphogeneticModel
+    row: int = 0
+
+    def __post_init__(self) -> None:
+        self.model.check_row(self.row)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs of this network for `[B, …]`, in eval mode, without gradient."""
+        full = frozenset(blended_slots(self.model, self.row))
+        return evaluate_coalitions(self.model, x, {self.row: [full]}, shared_input=True).outputs[0]
+
+    def germinate(self, slot_id: str, blueprint_id: str, **options: Any) -> OpResult:
+        return self.model.germinate(slot_id, blueprint_id, row=self.row, **options)
+
+    def advance(self, slot_id: str) -> OpResult:
+        return self.model.advance(slot_id, row=self.row)
+
+    def fossilize(self, slot_id: str) -> OpResult:
+        return self.model.fossilize(slot_id, row=self.row)
+
+    def prune(self, slot_id: str) -> OpResult:
+        return self.model.prune(slot_id, row=self.row)
+
+    def schedule_prune(self, slot_id: str, **options: Any) -> OpResult:
+        return self.model.schedule_prune(slot_id, row=self.row, **options)
+
+    def set_alpha_target(self, slot_id: str, target: float, **options: Any) -> OpResult:
+        return self.model.set_alpha_target(slot_id, target, row=self.row, **options)
+
+    def step_epoch(self) -> list[LifecycleRecord]:
+        return self.model.step_epoch([self.row])
+
+    def reports(self) -> dict[str, SeedStateReport]:
+        return self.model.reports(self.row)
+
+    def total_params(self) -> int:
+        return self.model.total_params(self.row)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of this row's tensors; `snapshot` holds the structure as well."""
+        return snapshot_row(self.model, self.row).tensors
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """Weights for the structure that the row has now, strict."""
+        now = snapshot_row(self.model, self.row)
+        restore_row(self.model, RowSnapshot(now.seeds, now.germinations, tensors), self.row)
+
+    def snapshot(self) -> RowSnapshot:
+        return snapshot_row(self.model, self.row)
+
+    def restore(self, snapshot: RowSnapshot) -> None:
+        restore_row(self.model, snapshot, self.row)
+
+    def export(self) -> fx.GraphModule:
+        return export_row(self.model, self.row)

@@ -1,0 +1,107 @@
+"""One seed in one slot of one network: its stage, its alpha and what has been measured about it."""
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from esper.kasmina.alpha import AlphaController
+from esper.leyline import (
+    BLENDED_STAGES,
+    COOLDOWN_STAGES,
+    AlphaAlgorithm,
+    AlphaCurve,
+    AlphaMode,
+    PruneCause,
+    SeedMetrics,
+    SeedStage,
+    StructureError,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Seed:
+    """Exists from germination to the end of the slot's cooldown; weights live in the slot's banks."""
+
+    seed_id: str
+    blueprint_id: str
+    algorithm: AlphaAlgorithm
+    ramp_curve: AlphaCurve
+    """Curve of the first ramp."""
+    tempo_epochs: int
+    """Length of the first ramp."""
+    alpha_target: float
+    """Target of the first ramp."""
+    stage: SeedStage = SeedStage.DORMANT
+    previous_stage: SeedStage = SeedStage.UNKNOWN
+    previous_epochs_in_stage: int = 0
+    alpha: AlphaController = field(default_factory=AlphaController)
+    metrics: SeedMetrics = field(default_factory=SeedMetrics)
+    is_healthy: bool = True
+    prune_cause: PruneCause | None = None
+    """Set while a scheduled prune ramps down, and after the prune."""
+
+    def enter(self, stage: SeedStage) -> None:
+        """Change stage: the stage's clock restarts and its accuracy baseline is taken anew."""
+        self.previous_stage, self.stage = self.stage, stage
+        self.previous_epochs_in_stage = self.metrics.epochs_in_stage
+        self.metrics.epochs_in_stage = 0
+        self.metrics.stage_start_accuracy = self.metrics.current_accuracy
+        if stage is SeedStage.BLENDING and self.metrics.blending_start_accuracy is None:
+            self.metrics.blending_start_accuracy = self.metrics.current_accuracy
+
+    @property
+    def is_present(self) -> bool:
+        """The seed has weights (a cooling slot's seed has none)."""
+        return self.stage not in COOLDOWN_STAGES
+
+    @property
+    def is_blended(self) -> bool:
+        """The seed changes the network's output."""
+        return self.stage in BLENDED_STAGES and self.alpha.alpha > 0.0
+
+    @property
+    def is_learning(self) -> bool:
+        """The optimizer may move the seed's weights: it takes part in a pass and is not being blended out."""
+        return self.stage is SeedStage.TRAINING or (self.is_blended and self.alpha.mode is not AlphaMode.DOWN)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for structure.json."""
+        return {name: int(value) if name in _ENUMS and value is not None else value for name, value in asdict(self).items()} | {
+            "alpha": {k: int(v) if k in _ALPHA_ENUMS else v for k, v in asdict(self.alpha).items()}}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Seed:
+        """Strict: a missing, unknown or ill-typed field is an error that names it."""
+        check_fields("seed", data, cls)
+        check_fields("seed.alpha", data["alpha"], AlphaController)
+        check_fields("seed.metrics", data["metrics"], SeedMetrics)
+        try:
+            values = {k: _ENUMS[k](v) if k in _ENUMS and v is not None else v for k, v in data.items()}
+            alpha = {k: _ALPHA_ENUMS[k](v) if k in _ALPHA_ENUMS else v for k, v in data["alpha"].items()}
+        except ValueError as error:
+            raise StructureError(f"seed {data['seed_id']!r}: {error}") from None
+        return cls(**(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])}))
+
+
+_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage,
+                          "previous_stage": SeedStage, "prune_cause": PruneCause}
+_ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "float | None": (int, float, type(None)),
+    "int | None": (int, type(None)), "PruneCause | None": (int, type(None)), "AlphaController": (dict,), "SeedMetrics": (dict,),
+}
+
+
+def check_fields(where: str, data: Any, cls: Any) -> None:
+    """Exactly the fields of the dataclass, each of the kind that JSON has for it (enums are numbers)."""
+    if not isinstance(data, dict):
+        raise StructureError(f"{where}: found {type(data).__name__}, wanted an object")
+    kinds = {f.name: _JSON_TYPES.get(str(f.type), (int,)) for f in fields(cls)}
+    if set(data) != set(kinds):
+        missing, unknown = sorted(set(kinds) - set(data)), sorted(set(data) - set(kinds))
+        raise StructureError(f"{where}: missing fields {missing}, unknown fields {unknown}")
+    for name, value in data.items():
+        if not isinstance(value, kinds[name]):
+            raise StructureError(f"{where}: {name} is {value!r}, wanted {' or '.join(k.__name__ for k in kinds[name])}")

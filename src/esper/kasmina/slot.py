@@ -1,0 +1,307 @@
+"""One slot of a population: in each row at most one seed, and the banks that hold the seeds' weights.
+
+Seeds of one blueprint share a bank, a module whose rows are the seeds. Germination writes a row, pruning clears it. Every
+operation returns the records of what it did; an operation that the stage forbids raises and changes nothing.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from esper.kasmina.blueprints import Gate, build_blueprint
+from esper.kasmina.gates import check_gate
+from esper.kasmina.layers import seed_row
+from esper.kasmina.seed import Seed
+from esper.leyline import (
+    BLUEPRINT_ID_TO_INDEX,
+    CLOCK,
+    LIVE_STAGES,
+    TRANSITIONS,
+    AlphaAlgorithm,
+    AlphaCurve,
+    AlphaMode,
+    EsperError,
+    GateConfig,
+    GateLevel,
+    GateResult,
+    InjectionSpec,
+    LifecycleKind,
+    LifecycleOp,
+    LifecycleRecord,
+    OnEnter,
+    OpResult,
+    Pacing,
+    PruneCause,
+    SeedStage,
+    SeedStateReport,
+    Topology,
+    Transition,
+    TransitionError,
+    allowed,
+    legal_ops,
+)
+
+GATE_BANK = "_gate"
+"""Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
+
+
+class SeedSlot(nn.Module):
+    """The seeds of one slot, one per row, and their banks."""
+
+    def __init__(self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing) -> None:
+        super().__init__()
+        self.slot_id, self.channels = spec.slot_id, spec.channels
+        self.topology, self.population = topology, population
+        self.gate_config, self.pacing = gates, pacing
+        self.seeds: list[Seed | None] = [None] * population
+        self.banks = nn.ModuleDict()
+        # A row's counter moves whenever its weights begin or end, so that an optimizer can tell old state from new.
+        self.births: dict[str, list[int]] = {}
+        # Empty; moves with the network, so that new banks know its device and dtype.
+        self.register_buffer("anchor", torch.empty(0), persistent=False)
+        self.anchor: torch.Tensor
+
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
+
+    def germinate(self, row: int, blueprint_id: str, *, seed_id: str, init_seed: int, algorithm: AlphaAlgorithm,
+                  ramp_curve: AlphaCurve, tempo_epochs: int, alpha_target: float) -> OpResult:
+        if not 0.0 < alpha_target <= 1.0:
+            raise EsperError(f"alpha target is {alpha_target}, must lie in (0, 1]")
+        if tempo_epochs < 1:
+            raise EsperError(f"tempo of {tempo_epochs} epochs, must be at least 1")
+        transition = self._legal(row, LifecycleOp.GERMINATE)
+        seed = Seed(seed_id=seed_id, blueprint_id=blueprint_id, algorithm=algorithm, ramp_curve=ramp_curve,
+                    tempo_epochs=tempo_epochs, alpha_target=alpha_target)
+        gate = check_gate(GateLevel.G0, seed, self.gate_config, self.pacing)
+        if not gate.passed:
+            return OpResult(False, (), gate)
+        # Whatever can fail fails here, before the slot or its banks change.
+        self._ensure_bank(blueprint_id)
+        self._write(row, blueprint_id, init_seed)
+        if algorithm is AlphaAlgorithm.GATE:
+            self._add_gate(row, init_seed)
+        self.seeds[row] = seed
+        seed.metrics.params = self.params(row)
+        seed.enter(transition.to)
+        return OpResult(True, (self._record(LifecycleKind.GERMINATED, row, SeedStage.DORMANT),), gate)
+
+    def advance(self, row: int) -> OpResult:
+        return self._pass_gate(row, LifecycleOp.ADVANCE)
+
+    def fossilize(self, row: int) -> OpResult:
+        return self._pass_gate(row, LifecycleOp.FOSSILIZE)
+
+    def set_alpha_target(self, row: int, target: float, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
+                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None, init_seed: int = 0) -> OpResult:
+        """Ramp to another alpha, and mix by another operator if one is given. A holding seed stays so at a full target."""
+        if not 0.0 < target <= 1.0:
+            raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
+        transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
+        seed = self._seed(row)
+        seed.alpha.retarget(target, steps, curve, steepness)
+        before = seed.stage
+        if algorithm is not None and algorithm is not seed.algorithm:
+            if seed.algorithm is AlphaAlgorithm.GATE:
+                self._clear(row, GATE_BANK)
+            if algorithm is AlphaAlgorithm.GATE:
+                self._add_gate(row, init_seed)
+            seed.algorithm = algorithm
+            seed.metrics.params = self.params(row)
+            self._drop_idle_banks()
+        if before is SeedStage.HOLDING and seed.alpha.target < 1.0:
+            seed.enter(transition.to)
+        return OpResult(True, (self._record(LifecycleKind.RETARGETED, row, before),))
+
+    def schedule_prune(self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0,
+                       cause: PruneCause = PruneCause.POLICY) -> OpResult:
+        """Ramp alpha down and prune at the end of the ramp; at once where there is nothing to ramp."""
+        self._legal(row, LifecycleOp.PRUNE)
+        seed = self._seed(row)
+        if steps == 0 or not seed.is_blended:
+            return self.prune(row, cause=cause)
+        before = seed.stage
+        seed.alpha.retarget(0.0, steps, curve, steepness)
+        seed.prune_cause = cause
+        if before is SeedStage.HOLDING:
+            seed.enter(SeedStage.BLENDING)
+        return OpResult(True, (self._record(LifecycleKind.PRUNE_SCHEDULED, row, before),))
+
+    def prune(self, row: int, *, cause: PruneCause = PruneCause.POLICY) -> OpResult:
+        """Remove the seed now; the slot rests before it can be germinated again."""
+        transition = self._legal(row, LifecycleOp.PRUNE)
+        before = self._seed(row).stage
+        self._seed(row).prune_cause = cause
+        self._enter(row, transition)
+        return OpResult(True, (self._record(LifecycleKind.PRUNED, row, before),))
+
+    def step_epoch(self, row: int) -> tuple[LifecycleRecord, ...]:
+        """One tick of the one clock. A gate that opens by itself does so first, as if the policy had just advanced the
+        seed; then ages grow, alpha moves and cooldowns count down."""
+        seed = self.seeds[row]
+        if seed is None:
+            return ()
+        transition = TRANSITIONS.get((seed.stage, LifecycleOp.ADVANCE))
+        records: tuple[LifecycleRecord, ...] = ()
+        if transition is not None and transition.gate in self.pacing.auto_forward_gates and self._check(row, transition).passed:
+            records = self.advance(row).records
+        seed.metrics.epochs_in_stage += 1
+        if seed.stage in CLOCK:
+            resting = seed.stage is SeedStage.EMBARGOED and seed.metrics.epochs_in_stage < self.pacing.embargo_epochs
+            return () if resting else (self._clock(row),)
+        seed.metrics.epochs_total += 1
+        if seed.metrics.contribution_age is not None:
+            seed.metrics.contribution_age += 1
+        if seed.alpha.tick() and seed.alpha.alpha == 0.0:
+            records += self.prune(row, cause=seed.prune_cause or PruneCause.POLICY).records
+        return records
+
+    def clear_row(self, row: int) -> None:
+        """Forget whatever the row holds, cooldown included: the slot is empty again."""
+        for name in self.banks:
+            self._clear(row, name)
+        self.seeds[row] = None
+        self._drop_idle_banks()
+
+    # -- what the outside reads -----------------------------------------------------------------------------------------
+
+    def report(self, row: int) -> SeedStateReport | None:
+        seed = self.seeds[row]
+        if seed is None:
+            return None
+        holds = seed.alpha.mode is AlphaMode.HOLD
+        return SeedStateReport(
+            slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id,
+            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, previous_stage=seed.previous_stage,
+            previous_epochs_in_stage=seed.previous_epochs_in_stage, alpha=seed.alpha.alpha, alpha_target=seed.alpha.target,
+            alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total, alpha_steps_done=seed.alpha.steps_done,
+            alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm, tempo_epochs=seed.tempo_epochs,
+            is_healthy=seed.is_healthy, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
+            can_fossilize=self._can_pass(row, LifecycleOp.FOSSILIZE),
+            can_retarget=holds and (seed.stage, LifecycleOp.SET_ALPHA_TARGET) in TRANSITIONS,
+            can_prune=holds and seed.stage in LIVE_STAGES and seed.metrics.epochs_total >= self.pacing.min_prune_age,
+            metrics=replace(seed.metrics))
+
+    def params(self, row: int) -> int:
+        """Parameters of the row's seed, its gate included; 0 where there are no weights."""
+        seed = self.seeds[row]
+        if seed is None or not seed.is_present:
+            return 0
+        names = [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]
+        return sum(p[0].numel() for name in names for p in self.banks[name].parameters())
+
+    # -- inside ------------------------------------------------------------------------------------------------------------
+
+    def _seed(self, row: int) -> Seed:
+        seed = self.seeds[row]
+        assert seed is not None, "legality was checked first"
+        return seed
+
+    def _stage(self, row: int) -> SeedStage:
+        seed = self.seeds[row]
+        return SeedStage.DORMANT if seed is None else seed.stage
+
+    def _legal(self, row: int, op: LifecycleOp) -> Transition:
+        stage = self._stage(row)
+        if (stage, op) not in TRANSITIONS:
+            raise TransitionError(f"slot {self.slot_id}, row {row}: {op.name} is not possible in stage {stage.name}; "
+                                  + allowed([LifecycleOp.WAIT.name, *(o.name for o in legal_ops(stage))]))
+        return TRANSITIONS[stage, op]
+
+    def _check(self, row: int, transition: Transition) -> GateResult:
+        assert transition.gate is not None
+        return check_gate(transition.gate, self._seed(row), self.gate_config, self.pacing)
+
+    def _can_pass(self, row: int, op: LifecycleOp) -> bool:
+        transition = TRANSITIONS.get((self._stage(row), op))
+        return transition is not None and self._check(row, transition).passed
+
+    def _pass_gate(self, row: int, op: LifecycleOp) -> OpResult:
+        transition = self._legal(row, op)
+        gate, before = self._check(row, transition), self._stage(row)
+        if not gate.passed:
+            return OpResult(False, (self._record(LifecycleKind.GATE_REFUSED, row, before, gate),), gate)
+        self._enter(row, transition)
+        kind = LifecycleKind.FOSSILIZED if op is LifecycleOp.FOSSILIZE else LifecycleKind.STAGE_CHANGED
+        return OpResult(True, (self._record(kind, row, before, gate),), gate)
+
+    def _enter(self, row: int, transition: Transition) -> None:
+        seed = self._seed(row)
+        if transition.on_enter is OnEnter.START_RAMP:
+            seed.alpha.retarget(seed.alpha_target, seed.tempo_epochs, seed.ramp_curve)
+        elif transition.on_enter is OnEnter.PIN_ALPHA:
+            seed.alpha.pin(1.0)
+        elif transition.on_enter is OnEnter.FREE:
+            for name in self.banks:
+                self._clear(row, name)
+            seed.alpha.pin(0.0)
+        seed.enter(transition.to)
+        if transition.on_enter is OnEnter.FREE:
+            self._drop_idle_banks()
+
+    def _clock(self, row: int) -> LifecycleRecord:
+        seed = self._seed(row)
+        before, transition = seed.stage, CLOCK[seed.stage]
+        seed.enter(transition.to)
+        record = self._record(LifecycleKind.STAGE_CHANGED, row, before)
+        if transition.on_enter is OnEnter.EMPTY:
+            self.seeds[row] = None
+        return record
+
+    def _record(self, kind: LifecycleKind, row: int, before: SeedStage, gate: GateResult | None = None) -> LifecycleRecord:
+        seed = self._seed(row)
+        return LifecycleRecord(
+            kind=kind, row=row, slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id, stage_from=before,
+            stage_to=seed.stage, alpha=seed.alpha.alpha, params=seed.metrics.params, epochs_total=seed.metrics.epochs_total,
+            contribution=seed.metrics.contribution, gate=gate, cause=seed.prune_cause)
+
+    # -- banks ---------------------------------------------------------------------------------------------------------
+
+    def build_bank(self, name: str, population: int) -> nn.Module:
+        """A bank for this slot, not yet part of it."""
+        if name == GATE_BANK:
+            return Gate(population, self.channels, image=self.topology == "cnn")
+        return build_blueprint(self.topology, name, population, self.channels)
+
+    def adopt(self, row: int, seed: Seed | None) -> None:
+        """Make room for a seed whose weights the caller writes next, or empty the row."""
+        self.clear_row(row)
+        self.seeds[row] = seed
+        if seed is not None and seed.is_present:
+            for name in [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]:
+                self._ensure_bank(name)
+                self.births[name][row] += 1
+
+    def _ensure_bank(self, name: str) -> None:
+        if name not in self.banks:
+            self.banks[name] = self.build_bank(name, self.population).to(self.anchor.device, self.anchor.dtype)
+            self.births[name] = [0] * self.population
+
+    def _add_gate(self, row: int, init_seed: int) -> None:
+        self._ensure_bank(GATE_BANK)
+        self._write(row, GATE_BANK, init_seed + 1)
+
+    def _write(self, row: int, name: str, init_seed: int) -> None:
+        seed_row(self.banks[name], row, init_seed)
+        self.births[name][row] += 1
+
+    def _clear(self, row: int, name: str) -> None:
+        if name not in self.banks:
+            return
+        with torch.no_grad():
+            for parameter in self.banks[name].parameters():
+                parameter[row] = 0
+        self.births[name][row] += 1
+
+    def live_rows(self, name: str) -> list[bool]:
+        """Rows whose seed has weights in this bank."""
+        return [seed is not None and seed.is_present
+                and (seed.algorithm is AlphaAlgorithm.GATE if name == GATE_BANK else seed.blueprint_id == name)
+                for seed in self.seeds]
+
+    def _drop_idle_banks(self) -> None:
+        for name in list(self.banks):
+            if not any(self.live_rows(name)):
+                del self.banks[name]
+                del self.births[name]

@@ -1,0 +1,204 @@
+"""Structure and weights of grown networks: snapshots of one row in memory, and directories on disk.
+
+A snapshot says which seeds there are before it says what their weights are, so loading rebuilds the network first and then
+loads strictly. Files are JSON and safetensors, written atomically; nothing is executed from them.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from esper.kasmina.hosts import build_host
+from esper.kasmina.layers import PopulationLayer
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
+from esper.kasmina.seed import Seed
+from esper.kasmina.slot import GATE_BANK
+from esper.leyline import AlphaAlgorithm, EsperError, GateConfig, GateLevel, Incubation, Pacing, StructureError, allowed
+
+FORMAT = "esper-network-1"
+STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSnapshot:
+    """One network: its seeds (plain values) and every tensor of its row, host buffers included."""
+
+    seeds: dict[str, dict[str, Any]]
+    germinations: int
+    tensors: dict[str, Tensor]
+
+
+def snapshot_row(model: MorphogeneticModel, row: int = 0) -> RowSnapshot:
+    seeds = {slot.slot_id: seed.to_dict() for slot in model.slots() if (seed := slot.seeds[model.check_row(row)]) is not None}
+    tensors = {name: tensor[row].detach().clone() for name, tensor in _row_places(model, model.live_banks(row)).items()}
+    return RowSnapshot(seeds, model.germinations[row], tensors)
+
+
+def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0) -> None:
+    """Make the row exactly what the snapshot holds. Everything is checked first: a snapshot that does not fit changes nothing."""
+    model.check_row(row)
+    seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
+    _check_fit(model, seeds, snapshot.tensors)
+    for slot in model.slots():
+        slot.adopt(row, seeds.get(slot.slot_id))
+    model.germinations[row] = snapshot.germinations
+    load_row(_row_places(model, model.live_banks(row)), snapshot.tensors, row, what="network")
+    for module in model.modules():
+        if isinstance(module, PopulationLayer):
+            module.row_changed()
+    model.changed()
+
+
+def _row_places(model: MorphogeneticModel, banks: set[str]) -> dict[str, Tensor]:
+    """Every `[P, …]` tensor of the named banks ("host" or "slot.bank"), by stable names."""
+    modules: dict[str, nn.Module] = {"host": model.host}
+    modules |= {f"{slot.slot_id}.{name}": bank for slot in model.slots() for name, bank in slot.banks.items()}
+    return {f"{bank}.{name}": tensor for bank in sorted(banks)
+            for name, tensor in _tensors(modules[bank]).items()}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Mapping[str, Tensor]) -> None:
+    wanted = {f"host.{name}": tensor.shape[1:] for name, tensor in _tensors(model.host).items()}
+    for slot_id, seed in seeds.items():
+        slot = model.slot(slot_id)
+        names = [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])] if seed.is_present else []
+        for name in names:
+            wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(slot.build_bank(name, 1)).items()}
+    if set(wanted) != set(tensors):
+        missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+        raise StructureError(f"weights do not fit the structure: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape:
+            raise StructureError(f"weights do not fit the structure: {name} has shape {tuple(tensors[name].shape)}, "
+                                 f"wanted {tuple(shape)}")
+
+
+# -- directories -------------------------------------------------------------------------------------------------------------
+
+
+def save_network(directory: str | Path, model: MorphogeneticModel, optimizer: PopulationOptimizer | None = None) -> None:
+    """Write `structure.json` and `weights.safetensors`; with an optimizer, training goes on exactly where it stopped."""
+    path = Path(directory)
+    rows: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for row in range(model.population):
+        snapshot = snapshot_row(model, row)
+        rows.append({"seeds": snapshot.seeds, "germinations": snapshot.germinations})
+        tensors |= {f"rows.{row}.{name}": tensor for name, tensor in snapshot.tensors.items()}
+        if optimizer is not None:
+            tensors |= {f"optimizer.{row}.{name}": tensor for name, tensor in optimizer.row_state(row).items()}
+    blob = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    pacing = asdict(model.pacing) | {"auto_forward_gates": sorted(int(g) for g in model.pacing.auto_forward_gates)}
+    structure = {
+        "format": FORMAT, "host": model.host.spec(), "population": model.population, "slots": list(model.slot_config.slot_ids),
+        "dtype": str(next(model.host.parameters()).dtype).removeprefix("torch."), "gates": asdict(model.gate_config),
+        "pacing": pacing, "incubation": model.incubation.name.lower(), "rows": rows,
+        "optimizer": None if optimizer is None else asdict(optimizer.config),
+        "weights": blake2b(blob, digest_size=16).hexdigest(),
+    }
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Weights first: a structure file always names weights that are there.
+        write_atomic(path / WEIGHTS, blob)
+        write_atomic(path / STRUCTURE, orjson.dumps(structure, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise StructureError(f"cannot write the network to {path}: {error.strerror}") from error
+
+
+def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationOptimizer | None]:
+    """Rebuild what `save_network` wrote."""
+    path = Path(directory)
+    structure = _read_structure(path / STRUCTURE)
+    tensors = _read_weights(path / WEIGHTS, structure["weights"])
+    try:
+        auto = frozenset(GateLevel(g) for g in structure["pacing"]["auto_forward_gates"])
+        dtype = getattr(torch, structure["dtype"])
+        model = MorphogeneticModel(
+            build_host(structure["host"], structure["population"]), structure["slots"], gates=GateConfig(**structure["gates"]),
+            pacing=Pacing(**structure["pacing"] | {"auto_forward_gates": auto}),
+            incubation=Incubation[structure["incubation"].upper()]).to(dtype)
+        optimizer = None
+        if structure["optimizer"] is not None:
+            optimizer = PopulationOptimizer(model, OptimizerConfig(**structure["optimizer"]))
+        rows = structure["rows"]
+        if len(rows) != model.population:
+            raise StructureError(f"{len(rows)} rows for a population of {model.population}")
+        for row, data in enumerate(rows):
+            restore_row(model, RowSnapshot(data["seeds"], data["germinations"], _under(tensors, f"rows.{row}.")), row)
+            if optimizer is not None:
+                optimizer.load_row_state(row, _under(tensors, f"optimizer.{row}."))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StructureError(f"{path / STRUCTURE}: field missing or of the wrong kind: {error}") from error
+    except EsperError as error:
+        raise StructureError(f"{path}: {error}") from error
+    return model, optimizer
+
+
+_FIELDS = ("format", "host", "population", "slots", "dtype", "gates", "pacing", "incubation", "rows", "optimizer", "weights")
+
+
+def _read_structure(path: Path) -> dict[str, Any]:
+    try:
+        structure = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise StructureError(f"cannot read {path}: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise StructureError(f"{path} is damaged: {error}") from error
+    if not isinstance(structure, dict) or structure.get("format") != FORMAT:
+        found = structure.get("format") if isinstance(structure, dict) else type(structure).__name__
+        raise StructureError(f"{path} has format {found!r}; {allowed([FORMAT])}")
+    if set(structure) != set(_FIELDS):
+        missing, unknown = sorted(set(_FIELDS) - set(structure)), sorted(set(structure) - set(_FIELDS))
+        raise StructureError(f"{path}: missing fields {missing}, unknown fields {unknown}")
+    return structure
+
+
+def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise StructureError(f"cannot read {path}: {error.strerror}") from error
+    found = blake2b(blob, digest_size=16).hexdigest()
+    if found != digest:
+        raise StructureError(f"{path} is damaged or belongs to another structure: digest {found}, wanted {digest}")
+    try:
+        return load(blob)
+    except SafetensorError as error:
+        raise StructureError(f"{path} is damaged: {error}") from error
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """All or nothing, also across a power cut: write beside, sync, rename, sync the directory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
