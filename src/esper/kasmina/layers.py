@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -215,6 +216,10 @@ class GroupNorm(PopulationLayer):
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
+        if weight.requires_grad and not x.requires_grad:
+            # The channels_last backward of torch 2.13 on CPU writes the input's gradient even when none is wanted, and
+            # crashes the process. Ask for it, and let it go.
+            x = x.detach().requires_grad_()
         return F.group_norm(x, lanes.count * self.groups, weight, bias, self.eps)
 
     def plain(self, row: int) -> nn.Module:
@@ -364,6 +369,16 @@ class Attention(nn.Module):
         return torch.where(distance >= 0, -distance * rate.view(-1, 1, 1), -math.inf)
 
 
+class _ChannelsLastGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return grad.contiguous(memory_format=torch.channels_last)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How lanes are laid out in activations of one topology, and how to move them."""
@@ -376,20 +391,18 @@ class Layout:
             return x.index_select(0, index)
         return self._join(self._split(x, lanes).index_select(3, index))
 
-    def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Tensor) -> Tensor:
-        """A copy of `x` in which the lanes at `index` are replaced by those of `pieces`."""
+    def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+        """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as (activations, its
+        lanes, how many of them count). Images are cut with lanes outermost but one, so that gradients stay channels_last."""
         if not self.image:
-            return x.index_copy(0, index, pieces)
-        return self._join(self._split(x, lanes).index_copy(3, index, self._split(pieces, len(index))))
+            return x.index_copy(0, index, torch.cat([piece[:count] for piece, _, count in pieces]))
+        cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
+        return self._join(self._split(x, lanes).index_copy(3, index, cut[0] if len(cut) == 1 else torch.cat(cut, 3)))
 
-    def cat(self, pieces: Sequence[Tensor]) -> Tensor:
-        return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), 1 if self.image else 0)
-
-    def head(self, x: Tensor, lanes: int, count: int) -> Tensor:
-        """The first `count` lanes."""
-        if count == lanes:
-            return x
-        return x[:, : x.shape[1] // lanes * count] if self.image else x[:count]
+    def settle(self, x: Tensor) -> Tensor:
+        """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a lane's must
+        not depend on whether it was moved."""
+        return _ChannelsLastGradient.apply(x) if self.image and x.requires_grad else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
         """One value per lane, shaped to broadcast over its activations."""

@@ -294,11 +294,11 @@ class MorphogeneticModel(nn.Module):
         pieces, positions = [], []
         for g in growth:
             if g.positions is None:
-                return self._blend(slot_id, x, g, lanes.mode)
+                return self.layout.settle(self._blend(slot_id, x, g, lanes.mode))
             seeded = self._blend(slot_id, self.layout.take(x, lanes.count, g.positions), g, lanes.mode)
-            pieces.append(self.layout.head(seeded, g.lanes.count, g.count))
+            pieces.append((seeded, g.lanes.count, g.count))
             positions.append(g.positions[:g.count])
-        return self.layout.put(x, lanes.count, torch.cat(positions), self.layout.cat(pieces))
+        return self.layout.put(x, lanes.count, torch.cat(positions), pieces)
 
     def _blend(self, slot_id: str, h: Tensor, g: Growth, mode: Mode) -> Tensor:
         slot = self.slot(slot_id)

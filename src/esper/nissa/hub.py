@@ -1,0 +1,120 @@
+"""The hub: hands every event to every output, at once and in order. It never drops, delays or changes an event.
+
+The level decides what is recorded, before a number is given out, so the numbers that an output sees have no gap:
+
+    0 off      nothing
+    1 minimal  what happened to the run: start, end, rounds, outcomes, rollbacks, alerts, checkpoints
+    2 normal   all of the log; step events go only to outputs with `wants_step_events = True`, and take no number
+    3 debug    step events join the log: numbered, to every output
+
+A step event outside the log arrives with the number of the log's next event, its position. An event numbered c thus cuts
+both alike: what was emitted before it has at most c, what came after has more.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Self
+
+from esper.leyline import STEP_EVENTS, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
+
+OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
+
+_MINIMAL_EVENTS = frozenset({
+    TelemetryEventType.RUN_STARTED, TelemetryEventType.RUN_ENDED, TelemetryEventType.BATCH_COMPLETED,
+    TelemetryEventType.EPISODE_OUTCOME, TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
+})
+LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType({
+    kind: DEBUG if kind in STEP_EVENTS else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
+})
+"""The lowest level at which an event enters the numbered log."""
+
+
+class TelemetryError(EsperError):
+    """An event could not be recorded, or what was recorded cannot be read."""
+
+
+class TelemetryHub:
+    """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take no number."""
+
+    def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL, start: int = 0) -> None:
+        """`level` may be changed later. A run that continues a log starts at its `JsonlOutput.next_seq`."""
+        if level not in LEVELS:
+            raise TelemetryError(f"hub: level is {level!r}; {allowed(LEVELS)} (off, minimal, normal, debug)")
+        self.level = level
+        self.next_seq = start
+        self._closed = False
+        self._outputs: list[OutputBackend] = []
+        self._step_outputs: list[OutputBackend] = []
+        for output in outputs:
+            self.add_output(output)
+
+    def add_output(self, output: OutputBackend) -> None:
+        """Add an output behind the others; it sees only what comes after."""
+        self._check_open("add an output")
+        self._outputs.append(output)
+        if getattr(output, "wants_step_events", False):
+            self._step_outputs.append(output)
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Record an event. If an output fails, the others still get it, then TelemetryError names the failed one."""
+        self._check_open("emit")
+        seq, kind = self.next_seq, event.event_type
+        if self.level >= LOG_LEVEL[kind]:
+            outputs = self._outputs
+            self.next_seq += bool(outputs)
+        elif kind in STEP_EVENTS and self.level >= NORMAL:
+            outputs = self._step_outputs
+        else:
+            return
+        _each(outputs, lambda output: output.emit(seq, event), f"event {seq} ({kind.value}) was not recorded")
+
+    def flush(self) -> None:
+        """Put everything emitted so far where a kill cannot take it away."""
+        self._check_open("flush")
+        _each(self._outputs, lambda output: output.flush(), "flush failed")
+
+    def close(self) -> None:
+        """Close every output, even if one fails. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            _each(self._outputs, lambda output: output.close(), "close failed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_open(self, wish: str) -> None:
+        if self._closed:
+            raise TelemetryError(f"cannot {wish}: the hub is closed; make a new TelemetryHub")
+
+
+def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None], failure: str) -> None:
+    failed: list[tuple[OutputBackend, Exception]] = []
+    for output in outputs:
+        try:
+            call(output)
+        except Exception as error:  # noqa: BLE001  one bad output must not cost the others the event; raised below
+            failed.append((output, error))
+    if failed:
+        reasons = "; ".join(f"{output!r}: {type(error).__name__}: {error}" for output, error in failed)
+        raise TelemetryError(f"{failure}: {reasons}") from failed[0][1]
+
+
+_current: TelemetryHub | None = None
+
+
+def get_hub() -> TelemetryHub:
+    """The process's current hub; on first use one without outputs. The trainer and tests may pass hubs explicitly instead."""
+    global _current
+    if _current is None:
+        _current = TelemetryHub()
+    return _current
+
+
+def set_hub(hub: TelemetryHub) -> None:
+    """Make this the process's current hub. The one before it is left as it is, open or closed."""
+    global _current
+    _current = hub

@@ -1,0 +1,148 @@
+"""Where events go: the run's JSONL log, its reader, and a list for tests. Outputs copy events; they never alter them.
+
+A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
+process killed at any moment leaves a valid log plus at most one incomplete last line.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from esper.leyline import TelemetryEvent
+from esper.nissa.hub import TelemetryError
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(TelemetryEvent) if field.name != "data")
+_LINE_START = b'{"seq":'
+
+
+class MemoryOutput:
+    """Keeps (seq, event) pairs in order."""
+
+    def __init__(self, *, wants_step_events: bool = False) -> None:
+        self.wants_step_events = wants_step_events
+        self.events: list[tuple[int, TelemetryEvent]] = []
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
+        self.events.append((seq, event))
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlOutput:
+    """Appends events to a file. What was emitted before the last `flush` survives kill −9.
+
+    Non-finite floats become null, and the line's `nonfinite` lists their dotted paths.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.next_seq = _repair(self.path)
+            self._file = self.path.open("ab")
+        except OSError as error:
+            raise TelemetryError(f"cannot write the event log {self.path}: {error.strerror or error}") from error
+
+    def __repr__(self) -> str:
+        return f"JsonlOutput({str(self.path)!r})"
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
+        if seq != self.next_seq:
+            raise TelemetryError(f"expected event {self.next_seq}, got {seq}: an earlier event was not recorded, "
+                                 "or the hub did not start at this log's next_seq")
+        nonfinite: list[str] = []
+        line: dict[str, Any] = {"seq": seq, "t_wall": time.time()}
+        line |= {name: value for name in _FIELDS if (value := _plain(getattr(event, name), name, nonfinite)) is not None}
+        line["data"] = _plain(event.data, "data", nonfinite)
+        if nonfinite:
+            line["nonfinite"] = nonfinite
+        self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+        self.next_seq += 1
+
+    def flush(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+
+def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The events of a log in order. An incomplete last line is left out; any other damage or gap is a TelemetryError."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
+            event = _decode(line, f"{path}, line {number + 1}")
+            if event["seq"] != number:
+                raise TelemetryError(f"{path}, line {number + 1}: event {event['seq']} where event {number} was expected")
+            yield event
+
+
+def _repair(path: Path) -> int:
+    """Cut an incomplete last line off an existing log, and return the number of the event that comes next."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return 0
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+            last, rest = content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1:end], content[end:end + len(_LINE_START)]
+        next_seq = _decode(last, f"{path}, last complete line")["seq"] + 1 if last else 0
+        if not _LINE_START.startswith(rest):
+            raise TelemetryError(f"{path}: the last line starts with {rest!r}, which is no event; nothing was changed")
+        file.truncate(end)
+    return int(next_seq)
+
+
+def _decode(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise TelemetryError(f"{where}: not JSON: {error}") from error
+    if not isinstance(event, dict) or type(event.get("seq")) is not int:
+        raise TelemetryError(f"{where}: {line[:80]!r} is not an event, it has no seq")
+    return event
+
+
+def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
+    """The same value in JSON's types; `nonfinite` collects the paths of floats that JSON cannot hold."""
+    kind = type(value)
+    if kind is float:
+        if math.isfinite(value):
+            return value
+        nonfinite.append(path)
+        return None
+    if value is None or kind is str or kind is int or kind is bool:
+        return value
+    if isinstance(value, Mapping):
+        return {key: _plain(item, f"{path}.{key}", nonfinite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}.{i}", nonfinite) for i, item in enumerate(value)]
+    if isinstance(value, Enum):
+        return _plain(value.value, path, nonfinite)
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist(), path, nonfinite)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name), f"{path}.{f.name}", nonfinite) for f in dataclasses.fields(value)}
+    if isinstance(value, set | frozenset):  # sorted, or the same run would write different logs; members share the set's path
+        return sorted((_plain(item, path, nonfinite) for item in value), key=lambda item: (type(item).__name__, item))
+    # Tensors end here on purpose: converting one would make the recorder wait for the device.
+    raise TypeError(f"{path} is a {kind.__name__}, which the event log cannot hold; pass numbers, strings, enums, "
+                    "dataclasses, mappings, lists, tuples, sets or numpy values")
