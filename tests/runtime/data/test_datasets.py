@@ -1,0 +1,174 @@
+"""Datasets by name, and splits that never overlap."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline.errors import EsperError
+from esper.leyline.rng import stream_seed
+from esper.runtime.data import DataError, Dataset, dataset_names, load_dataset, synthetic_dataset, validation_split
+from esper.runtime.data.datasets import stratified
+from esper.runtime.data.sources import cache_file, data_root
+
+
+def text_dataset(length: int = 1000) -> Dataset:
+    tokens = torch.arange(length) % 251
+    tokens = tokens.to(torch.uint8)
+    return Dataset(name="text", kind="text", train_x=tokens, train_y=tokens[1:], test_x=tokens[:200], test_y=tokens[1:200],
+                   num_classes=251)
+
+
+def test_digits() -> None:
+    data = load_dataset("digits")
+    assert data.train_x.shape == (1347, 1, 8, 8)
+    assert data.test_x.shape == (450, 1, 8, 8)
+    assert data.train_x.dtype == torch.uint8
+    assert data.train_y.dtype == torch.int64
+    assert int(data.train_x.max()) == 16
+    assert data.test_y.bincount().tolist() == [45, 45, 44, 46, 46, 45, 46, 44, 44, 45]
+    assert (data.pad, data.flip) == (0, False)
+    pixels = data.train_x.double() / 16
+    assert float(pixels.mean()) == pytest.approx(data.mean[0], abs=5e-5)
+    assert float(pixels.std(correction=0)) == pytest.approx(data.std[0], abs=5e-5)
+
+
+def test_digits_parts_do_not_overlap_and_keep_their_images() -> None:
+    data = load_dataset("digits")
+    seen = {bytes(image.numpy().tobytes()) for image in data.train_x}
+    assert not any(bytes(image.numpy().tobytes()) in seen for image in data.test_x)  # no image occurs twice in the set
+    zero, one = (data.train_x[data.train_y == label, 0].double().mean(0) for label in (0, 1))
+    assert zero[3:5, 3:5].mean() < 2 < one[3:5, 3:5].mean()  # a zero has a hole in the middle
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(DataError, match="unknown dataset 'mnist'; allowed: digits, cifar10, fashion_mnist, sotu, tinystories"):
+        load_dataset("mnist")
+    assert issubclass(DataError, EsperError)
+    assert dataset_names() == ["digits", "cifar10", "fashion_mnist", "sotu", "tinystories", "synthetic"]
+
+
+def test_synthetic_is_deterministic_and_has_any_shape() -> None:
+    a, b = load_dataset("synthetic:2x6x5"), load_dataset("synthetic:2x6x5")
+    assert a.train_x.shape == (5000, 2, 6, 5)
+    assert torch.equal(a.train_x, b.train_x)
+    assert torch.equal(a.test_y, b.test_y)
+    assert load_dataset("synthetic").train_x.shape == (5000, 3, 32, 32)
+    assert not torch.equal(synthetic_dataset((1, 4, 4), seed=1).train_x, synthetic_dataset((1, 4, 4), seed=2).train_x)
+    prototypes = torch.stack([a.train_x[a.train_y == c].double().mean(0) for c in range(10)])
+    nearest = torch.cdist(a.test_x.double().flatten(1), prototypes.flatten(1)).argmin(1)
+    assert (nearest == a.test_y).double().mean() > 0.9  # the classes can be told apart
+    with pytest.raises(DataError, match="allowed: all ≥ 1"):
+        load_dataset("synthetic:0x6x5")
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic:3x4x4"])
+def test_images_are_channels_last(name: str) -> None:
+    data = load_dataset(name)
+    assert data.train_x.is_contiguous(memory_format=torch.channels_last)
+    assert data.test_x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_stratified_keeps_proportions() -> None:
+    labels = np.repeat([0, 1, 2], [500, 300, 200])
+    chosen = stratified(labels, 100, seed=3)
+    assert np.bincount(labels[chosen]).tolist() == [50, 30, 20]
+    assert len(set(chosen.tolist())) == 100
+    assert not np.array_equal(chosen, stratified(labels, 100, seed=4))
+    assert stratified(labels, 0, seed=3).size == 0
+
+
+def test_validation_split_is_fixed_and_disjoint() -> None:
+    data = load_dataset("digits")
+    split = validation_split(data, 300, 7)
+    assert len(split.val) == 300
+    assert sorted([*split.val, *split.train]) == list(range(1347))
+    assert np.array_equal(split.val, validation_split(data, 300, 7).val)
+    assert not np.array_equal(split.val, validation_split(data, 300, 8).val)
+    assert np.array_equal(split.val, stratified(data.train_y.numpy(), 300, stream_seed(7, "split")))
+    assert abs(np.bincount(data.train_y[split.val]) - 30).max() <= 1
+    assert len(validation_split(data, 0, 7).train) == 1347
+
+
+def test_text_split_shares_no_token() -> None:
+    split = validation_split(text_dataset(), 10, 0, block=16)
+    first_val = split.val[0] * 16
+    last_read = split.train[-1] * 16 + 15 + 16  # last window, largest shift, its last target
+    assert last_read < first_val
+    assert split.val[-1] * 16 + 16 < 1000
+    assert len(split.val) == 10
+    assert np.array_equal(split.train, np.arange(len(split.train)))
+
+
+def test_split_errors() -> None:
+    data = load_dataset("digits")
+    with pytest.raises(DataError, match="val_size 1347 of 1347 samples for training in digits; allowed: 0 to 1346"):
+        validation_split(data, 1347, 0)
+    with pytest.raises(DataError, match="val_size -1"):
+        validation_split(data, -1, 0)
+    with pytest.raises(DataError, match="block 16 with image data"):
+        validation_split(data, 10, 0, block=16)
+    with pytest.raises(DataError, match="block 0 with text data"):
+        validation_split(text_dataset(), 10, 0)
+    with pytest.raises(DataError, match="val_size 62 of 62"):
+        validation_split(text_dataset(), 62, 0, block=16)
+
+
+def test_to_device_moves_every_tensor() -> None:
+    moved = load_dataset("digits").to("meta")
+    assert {getattr(moved, key).device.type for key in ("train_x", "train_y", "test_x", "test_y")} == {"meta"}
+
+
+def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "env"))
+    assert data_root() == tmp_path / "env"
+    assert data_root(tmp_path) == tmp_path
+    monkeypatch.delenv("ESPER_DATA")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert data_root() == tmp_path / ".cache" / "esper"
+
+
+def ready(name: str) -> pytest.MarkDecorator:
+    here = cache_file(name, data_root()).exists()
+    return pytest.mark.skipif(not here, reason=f"{name} is not in the data directory (python -m esper.scripts.data get {name})")
+
+
+@ready("cifar10")
+def test_cifar10_is_the_published_set() -> None:
+    data = load_dataset("cifar10")
+    assert data.train_x.shape == (50_000, 3, 32, 32)
+    assert data.train_x.is_contiguous(memory_format=torch.channels_last)
+    values = np.arange(256) / 255
+    published = [(0.49139968, 0.24703223), (0.48215841, 0.24348513), (0.44653091, 0.26158784)]
+    for channel, (mean, std) in enumerate(published):
+        share = np.bincount(data.train_x[:, channel].reshape(-1).numpy(), minlength=256) / (50_000 * 1024)
+        assert share @ values == pytest.approx(mean, abs=1e-8)
+        assert np.sqrt(share @ values**2 - (share @ values) ** 2) == pytest.approx(std, abs=1e-8)
+    assert data.train_y.bincount().tolist() == [5000] * 10
+    assert data.test_y.bincount().tolist() == [1000] * 10
+    assert data.train_y[:5].tolist() == [6, 9, 9, 4, 1]
+    assert data.test_y[:5].tolist() == [3, 8, 8, 0, 6]
+    # Neighbouring pixels are alike in rows and in columns: neither planes nor axes are mixed up.
+    sample = data.test_x[:500].double()
+    assert (sample[..., 1:] - sample[..., :-1]).abs().mean() < 16
+    assert (sample[..., 1:, :] - sample[..., :-1, :]).abs().mean() < 16
+
+
+@ready("fashion_mnist")
+def test_fashion_mnist() -> None:
+    data = load_dataset("fashion_mnist")
+    assert data.train_x.shape == (60_000, 1, 28, 28)
+    assert data.train_y.bincount().tolist() == [6000] * 10
+    assert data.test_y.bincount().tolist() == [1000] * 10
+
+
+@ready("sotu")
+def test_sotu() -> None:
+    data = load_dataset("sotu")
+    assert data.num_classes == len(data.vocab) == 106
+    assert data.train_x.dtype == torch.uint8
+    assert len(data.train_x) + len(data.test_x) == 12_181_589
+    assert "".join(data.vocab[t] for t in data.train_x[:16]) == "Fellow-Citizens "
+    assert torch.equal(data.train_y, data.train_x[1:])

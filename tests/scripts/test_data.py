@@ -1,0 +1,48 @@
+"""`esper data`, through its command line."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.runtime.data import load_dataset
+from esper.scripts.data import main
+
+
+def test_get_prints_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tinystories.txt").write_text("Once upon a time. " * 10)
+    assert main(["get", "tinystories", "--root", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert output.out.strip() == str(tmp_path / "tinystories.safetensors")
+    assert "wrote" in output.err
+    assert load_dataset("tinystories", tmp_path).num_classes == len(set("Once upon a time. "))
+
+
+def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", "mnist", "--root", str(tmp_path)]) == 1
+    assert "error: nothing to get for 'mnist'; can be got: cifar10" in capsys.readouterr().err
+    assert main(["get", "tinystories", "--root", str(tmp_path)]) == 1
+    assert "by hand: put tinystories.txt" in capsys.readouterr().err
+
+
+def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "tinystories.txt").write_text("Once upon a time. " * 10)
+    main(["get", "tinystories", "--root", str(tmp_path)])
+    capsys.readouterr()
+    assert main(["list", "--root", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "in the package" in lines["digits"]
+    assert "not here" in lines["cifar10"]
+    assert "ready" in lines["tinystories"]
+    assert str(tmp_path) in lines["data"]
+
+
+def test_runs_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "esper.scripts.data", "get", "tinystories", "--root", str(tmp_path)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "by hand" in done.stderr
+    assert "Traceback" not in done.stderr
