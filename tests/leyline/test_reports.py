@@ -17,6 +17,7 @@ from esper.leyline import (
     SeedStage,
     SeedStateReport,
     SlotConfig,
+    SlotIdError,
     stack_reports,
 )
 
@@ -59,7 +60,7 @@ def test_columns_round_trip(report: SeedStateReport) -> None:
 
 @given(st.lists(st.sets(st.sampled_from(SLOTS.slot_ids)), max_size=4))
 def test_each_report_lands_in_its_env_and_slot(occupied: list[set[str]]) -> None:
-    table = stack_reports([{s: example(SeedMetrics(params=10 * env + i + 1)) for i, s in enumerate(SLOTS.slot_ids) if s in chosen}
+    table = stack_reports([{s: example(SeedMetrics(params=10 * env + i + 1), s) for i, s in enumerate(SLOTS.slot_ids) if s in chosen}
                            for env, chosen in enumerate(occupied)], SLOTS)
     assert table.shape == (len(occupied), 3)
     for env, chosen in enumerate(occupied):
@@ -67,17 +68,21 @@ def test_each_report_lands_in_its_env_and_slot(occupied: list[set[str]]) -> None
         assert table["params"][env].tolist() == [10 * env + i + 1 if s in chosen else 0 for i, s in enumerate(SLOTS.slot_ids)]
 
 
-def test_an_empty_slot_is_a_dormant_zero_record() -> None:
+def test_an_empty_slot_is_dormant_unmeasured_and_else_zero() -> None:
     record = stack_reports([{}], SLOTS)[0, 1]
     assert record["stage"] == 1
     assert record["blueprint_index"] == -1
-    for name in set(REPORT_DTYPE.names) - {"stage", "blueprint_index"}:
+    optional = {f.name for f in fields(SeedMetrics) if "None" in str(f.type)}
+    assert "contribution" in optional
+    for name in optional:
+        assert isnan(record[name]), name
+    for name in set(REPORT_DTYPE.names) - {"stage", "blueprint_index"} - optional:
         assert record[name].item() == 0, name
 
 
 def test_unmeasured_is_nan_and_zero_is_zero() -> None:
     fresh = example(SeedMetrics())
-    zero = example(SeedMetrics(contribution=0.0, contribution_age=0))
+    zero = example(SeedMetrics(contribution=0.0, contribution_age=0), "r0c1")
     table = stack_reports([{"r0c0": fresh, "r0c1": zero}], SLOTS)
     assert np.isnan(table["contribution"][0, 0])
     assert np.isnan(table["contribution_age"][0, 0])
@@ -90,7 +95,7 @@ def test_no_networks() -> None:
 
 
 def test_unknown_slot_is_an_error() -> None:
-    with pytest.raises((KeyError, ValueError), match="r9c9"):
+    with pytest.raises(SlotIdError, match="r9c9"):
         stack_reports([{"r9c9": example(SeedMetrics())}], SLOTS)
 
 
@@ -135,9 +140,9 @@ def test_record_contribution() -> None:
     assert (seed.epochs_total, seed.epochs_in_stage) == (0, 0)
 
 
-def example(seed: SeedMetrics, *, total: int = 0, done: int = 0) -> SeedStateReport:
+def example(seed: SeedMetrics, slot_id: str = "r0c0", *, total: int = 0, done: int = 0) -> SeedStateReport:
     return SeedStateReport(
-        slot_id="r0c0", seed_id="s", blueprint_id="norm", blueprint_index=3, stage=SeedStage.TRAINING,
+        slot_id=slot_id, seed_id="s", blueprint_id="norm", blueprint_index=3, stage=SeedStage.TRAINING,
         previous_stage=SeedStage.GERMINATED, previous_epochs_in_stage=1, alpha=0.0, alpha_target=1.0, alpha_mode=AlphaMode.HOLD,
         alpha_steps_total=total, alpha_steps_done=done, alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=5,
         is_healthy=True, can_advance=False, can_fossilize=False, can_retarget=False, can_prune=True, metrics=seed)

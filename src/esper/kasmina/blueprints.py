@@ -247,7 +247,8 @@ class DistanceAttention(AttentionSeed):
 
 
 class Gate(nn.Module):
-    """A learned per-sample factor in (0, 1) on a seed's δ, from the pooled features."""
+    """A learned factor in (0, 1) on a seed's δ: one for each image, from its pooled features; one for each token or vector
+    otherwise, from itself alone, because a pooled sequence would tell a token what follows it."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
         super().__init__()
@@ -257,12 +258,9 @@ class Gate(nn.Module):
         self.outer = Linear(population, hidden, 1)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
-        if self.image:
-            pooled = x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1)  # [L, B, C]
-        else:
-            pooled = x.mean(2) if x.dim() == 4 else x
-        gate = self.outer(F.relu(self.inner(pooled, lanes)), lanes).sigmoid()  # [L, B, 1]
-        if self.image:
-            channels = x.shape[1] // lanes.count
-            return gate.transpose(0, 1).expand(-1, -1, channels).flatten(1).unsqueeze(-1).unsqueeze(-1)
-        return gate.unsqueeze(2) if x.dim() == 4 else gate
+        pooled = x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1) if self.image else x  # [L, B, …, C]
+        gate = self.outer(F.relu(self.inner(pooled, lanes)), lanes).sigmoid()  # [L, B, …, 1]
+        if not self.image:
+            return gate
+        channels = x.shape[1] // lanes.count
+        return gate.transpose(0, 1).expand(-1, -1, channels).flatten(1).unsqueeze(-1).unsqueeze(-1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.layers import Lanes, Mode
-from esper.leyline import SlotIdError, allowed
+from esper.leyline import EsperError, SlotIdError, allowed
 
 if TYPE_CHECKING:
     from esper.kasmina.model import MorphogeneticModel
@@ -73,6 +73,10 @@ def evaluate_coalitions(model: MorphogeneticModel, x: Tensor, wanted: Mapping[in
     `x` holds every row's input, or with `shared_input` one input `[B, …]` (a single row's shape) that all rows see.
     """
     lanes = _roots(model, wanted)
+    if shared_input:
+        model.host.check_input(x if model.layout.image else x.unsqueeze(0), 1)
+    else:
+        model.host.check_input(x)
     with torch.no_grad():
         forest = _Forest(model, x, lanes, shared_input=shared_input)
         for index, slot_id in enumerate(model.slot_after):
@@ -90,6 +94,8 @@ def evaluate_coalitions(model: MorphogeneticModel, x: Tensor, wanted: Mapping[in
 
 
 def _roots(model: MorphogeneticModel, wanted: Mapping[int, Sequence[Coalition]]) -> list[_Lane]:
+    if not any(wanted.values()):
+        raise EsperError("no coalition is wanted; name at least one of one row, for example the empty one")
     for row, coalitions in wanted.items():
         blended = blended_slots(model, model.check_row(row))
         for coalition in coalitions:

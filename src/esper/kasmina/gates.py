@@ -1,6 +1,7 @@
 """Quality gates: pure functions of a seed, thresholds and pacing. Unmeasured never passes for healthy."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from esper.kasmina.seed import Seed
@@ -52,7 +53,7 @@ def _hold(seed: Seed, config: GateConfig, pacing: Pacing) -> Iterator[GateFailur
 
 def _fossilize(seed: Seed, config: GateConfig, pacing: Pacing) -> Iterator[GateFailure]:  # noqa: ARG001
     contribution = seed.metrics.contribution
-    if contribution is None:
+    if contribution is None or math.isnan(contribution):
         yield GateFailure(GateReason.CONTRIBUTION_UNMEASURED, None, config.min_contribution)
     elif not config.permissive and not contribution >= config.min_contribution:
         yield GateFailure(GateReason.CONTRIBUTION_LOW, contribution, config.min_contribution)

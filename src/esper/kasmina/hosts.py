@@ -48,7 +48,8 @@ class Host(nn.Module):
     def spec(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def check_input(self, x: Tensor) -> None:
+    def check_input(self, x: Tensor, networks: int | None = None) -> None:
+        """Input for all rows, or for so many networks."""
         raise NotImplementedError
 
     def example_input(self, batch: int = 2) -> Tensor:
@@ -103,13 +104,16 @@ class CNNHost(Host):
 
     def set_centre_tap(self, row: int, crippled: Sequence[bool]) -> None:
         """Of the marked blocks of this row, leave only the centre tap of the kernel."""
+        if len(crippled) != len(self.blocks):
+            raise EsperError(f"CNN host: {len(crippled)} marks {list(crippled)} for {len(self.blocks)} blocks")
         for block, only in zip(self.blocks, crippled, strict=True):
             assert isinstance(block, ConvBlock)
             block.conv.set_centre_tap(row, only=only)
 
-    def check_input(self, x: Tensor) -> None:
-        if x.dim() != 4 or x.shape[1] != self.population * self.channels:
-            wanted = f"[batch, {self.population}·{self.channels}, height, width]"
+    def check_input(self, x: Tensor, networks: int | None = None) -> None:
+        networks, smallest = self.population if networks is None else networks, 1 << self.pools
+        if x.dim() != 4 or x.shape[1] != networks * self.channels or min(x.shape[2:]) < smallest:
+            wanted = f"[batch, {networks}·{self.channels}, height, width], height and width at least {smallest}"
             raise ShapeError(f"CNN host: input has shape {tuple(x.shape)}, wanted {wanted}")
 
     def example_input(self, batch: int = 2) -> Tensor:
@@ -170,10 +174,14 @@ class GPTHost(Host):
             x = block(x, lanes)
         return x
 
-    def check_input(self, x: Tensor) -> None:
-        if x.dim() != 3 or x.shape[0] != self.population or x.shape[2] > self.context:
-            wanted = f"[{self.population}, batch, at most {self.context}]"
-            raise ShapeError(f"GPT host: input has shape {tuple(x.shape)}, wanted {wanted}")
+    def check_input(self, x: Tensor, networks: int | None = None) -> None:
+        networks = self.population if networks is None else networks
+        if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
+            raise ShapeError(f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]")
+        low, high = x.aminmax()
+        # Rows lie side by side in one table: a token outside would read, and teach, another network's embedding.
+        if low < 0 or high >= self.vocabulary:
+            raise EsperError(f"GPT host: tokens from {int(low)} to {int(high)}; allowed: 0 to {self.vocabulary - 1}")
 
     def example_input(self, batch: int = 2) -> Tensor:
         return torch.zeros(batch, self.context, dtype=torch.long)
@@ -203,9 +211,10 @@ class MLPHost(Host):
             return self.head(x, lanes)
         return F.relu(self.layers[index](x, lanes))
 
-    def check_input(self, x: Tensor) -> None:
-        if x.dim() != 3 or x.shape[0] != self.population or x.shape[2] != self.inputs:
-            raise ShapeError(f"MLP host: input has shape {tuple(x.shape)}, wanted [{self.population}, batch, {self.inputs}]")
+    def check_input(self, x: Tensor, networks: int | None = None) -> None:
+        networks = self.population if networks is None else networks
+        if x.dim() != 3 or x.shape[0] != networks or x.shape[2] != self.inputs:
+            raise ShapeError(f"MLP host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, {self.inputs}]")
 
     def example_input(self, batch: int = 2) -> Tensor:
         return torch.zeros(batch, self.inputs)

@@ -100,11 +100,12 @@ def seed_row(module: nn.Module, row: int, seed: int) -> None:
 def copy_row(target: nn.Module, source: PopulationLayer, row: int) -> nn.Module:
     """Give a plain layer the values of one row; names agree, so this is all that `plain` needs."""
     own = dict(source.named_parameters(recurse=False)) | dict(source.named_buffers(recurse=False))
+    target.to(dtype=next(iter(own.values())).dtype)
     with torch.no_grad():
         for name, tensor in (*target.named_parameters(), *target.named_buffers()):
             if name in own:
                 tensor.copy_(own[name][row])
-    return target.to(dtype=next(iter(own.values())).dtype)
+    return target
 
 
 def _parameter(*shape: int) -> nn.Parameter:
@@ -336,10 +337,10 @@ class Scale(PopulationLayer):
         return x * (weight.reshape(1, -1, 1, 1) if self.image else _lift(weight, x))
 
     def plain(self, row: int) -> nn.Module:
-        layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,))
+        layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,)).to(dtype=self.weight.dtype)
         with torch.no_grad():
             layer.weight.copy_(self.weight[row].view(layer.weight.shape))
-        return layer.to(dtype=self.weight.dtype)
+        return layer
 
 
 class Attention(nn.Module):

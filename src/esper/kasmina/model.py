@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts import Host
 from esper.kasmina.layers import LANE_MULTIPLE, LAYOUTS, Lanes, Mode, seed_row
-from esper.kasmina.optim import Criterion
+from esper.kasmina.optim import Criterion, GradientStats
 from esper.kasmina.seed import Seed
 from esper.kasmina.slot import GATE_BANK, SeedSlot
 from esper.leyline import (
@@ -121,6 +121,8 @@ class MorphogeneticModel(nn.Module):
         self.version = 0
         self._plan: dict[str, list[Growth]] | None = None
         self.germinations = [0] * self.population
+        # Counts each row's host beginnings, as SeedSlot.births does for seeds.
+        self.host_births = [0] * self.population
         if seeds is not None and len(seeds) != self.population:
             raise PopulationError(f"{len(seeds)} initial seeds for a population of {self.population}")
         for row in range(self.population):
@@ -151,7 +153,13 @@ class MorphogeneticModel(nn.Module):
             slot.clear_row(row)
         seed_row(self.host, row, seed)
         self.germinations[row] = 0
+        self.host_births[row] += 1
         self.changed()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MorphogeneticModel:
+        # The plan holds tensors of the device and dtype that the network is about to leave.
+        self._plan = None
+        return super()._apply(fn, recurse)
 
     def changed(self) -> None:
         """Note that structure or alpha changed: plans and optimizers are out of date."""
@@ -196,11 +204,16 @@ class MorphogeneticModel(nn.Module):
         return self._done(self.slot(slot_id).schedule_prune(self.check_row(row), steps=steps, curve=curve, steepness=steepness))
 
     def set_alpha_target(self, slot_id: str, target: float, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
-        """Ramp a blended seed to another alpha."""
-        init_seed = stream_seed(0, "germination", 1, self.check_row(row), self.version)
-        return self._done(self.slot(slot_id).set_alpha_target(row, target, steps=steps, curve=curve, steepness=steepness,
-                                                               algorithm=algorithm, init_seed=init_seed))
+                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None,
+                         init_seed: int | None = None) -> OpResult:
+        """Ramp a blended seed to another alpha. Where that adds a gate, its initial weights come from `init_seed`, by default
+        a stream of (slot, row, number of germinations): what other rows do must not show."""
+        slot = self.slot(slot_id)
+        if init_seed is None:
+            index = self.slot_config.index_for_slot_id(slot_id)
+            init_seed = stream_seed(0, "germination", 1 + index, self.check_row(row), self.germinations[row])
+        return self._done(slot.set_alpha_target(self.check_row(row), target, steps=steps, curve=curve, steepness=steepness,
+                                                algorithm=algorithm, init_seed=init_seed))
 
     def step_epoch(self, rows: Iterable[int] | None = None) -> list[LifecycleRecord]:
         """One tick of the clock for all rows, or those given."""
@@ -246,6 +259,17 @@ class MorphogeneticModel(nn.Module):
                 seed.metrics.record_accuracy(accuracy)
                 if contributions is not None and slot.slot_id in contributions:
                     seed.metrics.record_contribution(contributions[slot.slot_id])
+
+    def record_gradients(self, stats: GradientStats) -> None:
+        """Give every learning seed what the last step measured of its gradient. One transfer from the device."""
+        slots = list(stats.norm)
+        table = torch.stack([stats.host_norm, *stats.norm.values(), *stats.vanishing.values(), *stats.exploding.values()])
+        host, *rest = table.tolist()
+        norm, vanishing, exploding = rest[:len(slots)], rest[len(slots):2 * len(slots)], rest[2 * len(slots):]
+        for i, slot_id in enumerate(slots):
+            for row, seed in enumerate(self.slot(slot_id).seeds):
+                if seed is not None and seed.is_learning:
+                    seed.metrics.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
 
     # -- passes -------------------------------------------------------------------------------------------------------------
 
@@ -401,7 +425,7 @@ class MorphogeneticModel(nn.Module):
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""
         everyone = [True] * self.population
-        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), [0] * self.population, everyone)]
+        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone)]
         for slot in self.slots():
             learning = [seed is not None and seed.is_learning for seed in slot.seeds]
             for name, bank in slot.banks.items():

@@ -80,7 +80,24 @@ class Seed:
             alpha = {k: _ALPHA_ENUMS[k](v) if k in _ALPHA_ENUMS else v for k, v in data["alpha"].items()}
         except ValueError as error:
             raise StructureError(f"seed {data['seed_id']!r}: {error}") from None
-        return cls(**(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])}))
+        seed = cls(**(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])}))
+        seed._check_values()
+        return seed
+
+    def _check_values(self) -> None:
+        """What a seed's life allows: numbers in range, and an alpha that its stage can have."""
+        a, holds = self.alpha, self.alpha.mode is AlphaMode.HOLD
+        full = self.stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
+        for name, fits in {
+            "stage": self.stage not in (SeedStage.UNKNOWN, SeedStage.DORMANT),
+            "alpha_target": 0.0 < self.alpha_target <= 1.0, "tempo_epochs": self.tempo_epochs >= 1,
+            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target)) and 0.0 < a.steepness <= 100.0
+            and (a.steps_done == a.steps_total == 0 if holds else 0 <= a.steps_done < a.steps_total)
+            and (self.stage is SeedStage.BLENDING or (holds and a.alpha == float(full))),
+        }.items():
+            if not fits:
+                raise StructureError(f"seed {self.seed_id!r} in stage {self.stage.name}: {name} is {getattr(self, name)!r}, "
+                                     "which no seed in this stage can have")
 
 
 _ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage,
@@ -91,6 +108,8 @@ _ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "float | None": (int, float, type(None)),
     "int | None": (int, type(None)), "PruneCause | None": (int, type(None)), "AlphaController": (dict,), "SeedMetrics": (dict,),
+    "frozenset[GateLevel]": (list,), "dict[str, Any]": (dict,), "dict[str, Any] | None": (dict, type(None)),
+    "list[str]": (list,), "list[Any]": (list,),
 }
 
 
@@ -103,5 +122,5 @@ def check_fields(where: str, data: Any, cls: Any) -> None:
         missing, unknown = sorted(set(kinds) - set(data)), sorted(set(data) - set(kinds))
         raise StructureError(f"{where}: missing fields {missing}, unknown fields {unknown}")
     for name, value in data.items():
-        if not isinstance(value, kinds[name]):
+        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
             raise StructureError(f"{where}: {name} is {value!r}, wanted {' or '.join(k.__name__ for k in kinds[name])}")

@@ -6,6 +6,8 @@ operation returns the records of what it did; an operation that the stage forbid
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import IntEnum
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -43,6 +45,17 @@ from esper.leyline import (
     legal_ops,
 )
 
+_E = TypeVar("_E", bound=IntEnum)
+
+
+def _member(kind: type[_E], value: int) -> _E:
+    """The member itself, also where its number was given: stages and blends compare by identity."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise EsperError(f"{kind.__name__} {value!r} is unknown; {allowed(f'{m.name} ({m.value})' for m in kind)}") from None
+
+
 GATE_BANK = "_gate"
 """Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
 
@@ -71,6 +84,9 @@ class SeedSlot(nn.Module):
             raise EsperError(f"alpha target is {alpha_target}, must lie in (0, 1]")
         if tempo_epochs < 1:
             raise EsperError(f"tempo of {tempo_epochs} epochs, must be at least 1")
+        algorithm, ramp_curve = _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, ramp_curve)
+        if not 0 <= init_seed < 1 << 63:
+            raise EsperError(f"initial seed is {init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
         seed = Seed(seed_id=seed_id, blueprint_id=blueprint_id, algorithm=algorithm, ramp_curve=ramp_curve,
                     tempo_epochs=tempo_epochs, alpha_target=alpha_target)
@@ -98,6 +114,7 @@ class SeedSlot(nn.Module):
         """Ramp to another alpha, and mix by another operator if one is given. A holding seed stays so at a full target."""
         if not 0.0 < target <= 1.0:
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
+        algorithm, curve = None if algorithm is None else _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, curve)
         transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
         seed = self._seed(row)
         seed.alpha.retarget(target, steps, curve, steepness)
@@ -117,6 +134,9 @@ class SeedSlot(nn.Module):
     def schedule_prune(self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0,
                        cause: PruneCause = PruneCause.POLICY) -> OpResult:
         """Ramp alpha down and prune at the end of the ramp; at once where there is nothing to ramp."""
+        if steps < 0:
+            raise EsperError(f"prune over {steps} epochs, must be 0 or more")
+        curve = _member(AlphaCurve, curve)
         self._legal(row, LifecycleOp.PRUNE)
         seed = self._seed(row)
         if steps == 0 or not seed.is_blended:

@@ -22,7 +22,7 @@ from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
-from esper.kasmina.seed import Seed
+from esper.kasmina.seed import Seed, check_fields
 from esper.kasmina.slot import GATE_BANK
 from esper.leyline import AlphaAlgorithm, EsperError, GateConfig, GateLevel, Incubation, Pacing, StructureError, allowed
 
@@ -46,13 +46,15 @@ def snapshot_row(model: MorphogeneticModel, row: int = 0) -> RowSnapshot:
 
 
 def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0) -> None:
-    """Make the row exactly what the snapshot holds. Everything is checked first: a snapshot that does not fit changes nothing."""
+    """Make the row exactly what the snapshot holds, its optimizer state zero. Everything is checked first: a snapshot that
+    does not fit changes nothing."""
     model.check_row(row)
     seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
     _check_fit(model, seeds, snapshot.tensors)
     for slot in model.slots():
         slot.adopt(row, seeds.get(slot.slot_id))
     model.germinations[row] = snapshot.germinations
+    model.host_births[row] += 1
     load_row(_row_places(model, model.live_banks(row)), snapshot.tensors, row, what="network")
     for module in model.modules():
         if isinstance(module, PopulationLayer):
@@ -76,9 +78,9 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
     wanted = {f"host.{name}": tensor.shape[1:] for name, tensor in _tensors(model.host).items()}
     for slot_id, seed in seeds.items():
         slot = model.slot(slot_id)
-        names = [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])] if seed.is_present else []
-        for name in names:
-            wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(slot.build_bank(name, 1)).items()}
+        for name in [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]:
+            bank = slot.build_bank(name, 1)  # also where a cooling seed has no weights: its blueprint must exist
+            wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()} if seed.is_present else {}
     if set(wanted) != set(tensors):
         missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
         raise StructureError(f"weights do not fit the structure: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
@@ -126,6 +128,8 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
     structure = _read_structure(path / STRUCTURE)
     tensors = _read_weights(path / WEIGHTS, structure["weights"])
     try:
+        check_fields("gates", structure["gates"], GateConfig)
+        check_fields("pacing", structure["pacing"], Pacing)
         auto = frozenset(GateLevel(g) for g in structure["pacing"]["auto_forward_gates"])
         dtype = getattr(torch, structure["dtype"])
         model = MorphogeneticModel(
@@ -134,22 +138,47 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
             incubation=Incubation[structure["incubation"].upper()]).to(dtype)
         optimizer = None
         if structure["optimizer"] is not None:
+            check_fields("optimizer", structure["optimizer"], OptimizerConfig)
             optimizer = PopulationOptimizer(model, OptimizerConfig(**structure["optimizer"]))
         rows = structure["rows"]
         if len(rows) != model.population:
             raise StructureError(f"{len(rows)} rows for a population of {model.population}")
+        for name, tensor in tensors.items():
+            if tensor.dtype != dtype:
+                raise StructureError(f"weights: {name} is {tensor.dtype}, wanted {dtype}")
         for row, data in enumerate(rows):
+            check_fields(f"row {row}", data, _Row)
             restore_row(model, RowSnapshot(data["seeds"], data["germinations"], _under(tensors, f"rows.{row}.")), row)
             if optimizer is not None:
                 optimizer.load_row_state(row, _under(tensors, f"optimizer.{row}."))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StructureError(f"{path / STRUCTURE}: field missing or of the wrong kind: {error}") from error
+        if tensors:
+            raise StructureError(f"weights: unknown tensors {sorted(tensors)[:4]}")
     except EsperError as error:
         raise StructureError(f"{path}: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise StructureError(f"{path / STRUCTURE}: a value is missing or of the wrong kind: {error}") from error
     return model, optimizer
 
 
-_FIELDS = ("format", "host", "population", "slots", "dtype", "gates", "pacing", "incubation", "rows", "optimizer", "weights")
+@dataclass(frozen=True, slots=True)
+class _Row:
+    seeds: dict[str, Any]
+    germinations: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    format: str
+    host: dict[str, Any]
+    population: int
+    slots: list[str]
+    dtype: str
+    gates: dict[str, Any]
+    pacing: dict[str, Any]
+    incubation: str
+    rows: list[Any]
+    optimizer: dict[str, Any] | None
+    weights: str
 
 
 def _read_structure(path: Path) -> dict[str, Any]:
@@ -162,9 +191,7 @@ def _read_structure(path: Path) -> dict[str, Any]:
     if not isinstance(structure, dict) or structure.get("format") != FORMAT:
         found = structure.get("format") if isinstance(structure, dict) else type(structure).__name__
         raise StructureError(f"{path} has format {found!r}; {allowed([FORMAT])}")
-    if set(structure) != set(_FIELDS):
-        missing, unknown = sorted(set(_FIELDS) - set(structure)), sorted(set(structure) - set(_FIELDS))
-        raise StructureError(f"{path}: missing fields {missing}, unknown fields {unknown}")
+    check_fields(str(path), structure, _Structure)
     return structure
 
 
@@ -183,7 +210,8 @@ def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    """Take the tensors under a prefix out of the rest."""
+    return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
 
 
 def write_atomic(path: Path, data: bytes) -> None:

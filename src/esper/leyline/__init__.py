@@ -52,6 +52,7 @@ from esper.leyline.errors import (
     StructureError,
     TransitionError,
     allowed,
+    check_number,
 )
 from esper.leyline.lifecycle import (
     GateConfig,
@@ -224,6 +225,7 @@ __all__ = [
     "Transition",
     "TransitionError",
     "allowed",
+    "check_number",
     "format_slot_id",
     "head_sizes",
     "legal_ops",

@@ -157,6 +157,8 @@ class FactoredAction:
     def from_indices(cls, slot: int, blueprint: int, style: int, tempo: int, alpha_target: int, alpha_speed: int,
                      alpha_curve: int, op: int) -> FactoredAction:
         """Build from plain integers in head order; an integer outside its head raises ValueError."""
+        if slot < 0:
+            raise ValueError(f"slot index {slot} is negative")
         return cls(slot, BlueprintAction(blueprint), GerminationStyle(style), TempoAction(tempo),
                    AlphaTargetAction(alpha_target), AlphaSpeedAction(alpha_speed), AlphaCurveAction(alpha_curve),
                    LifecycleOp(op))

@@ -2,6 +2,7 @@
 callers who do not care about the kind can still catch bad input in the usual way."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 
@@ -31,6 +32,13 @@ class PopulationError(EsperError):
 
 class StructureError(EsperError):
     """A structure or weight file that is damaged, foreign or does not fit."""
+
+
+def check_number(owner: str, name: str, value: object, *, low: float = 0.0, integer: bool = False) -> None:
+    """A config's number: finite, of its kind, and not below `low`."""
+    kind = int if integer else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
+        raise EsperError(f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up")
 
 
 def allowed(values: Iterable[object]) -> str:

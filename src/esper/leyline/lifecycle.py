@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, check_number
 from esper.leyline.stages import GateLevel, SeedStage
 
 
@@ -25,11 +25,9 @@ class Pacing:
 
     def __post_init__(self) -> None:
         for name in ("min_training_epochs", "min_blending_epochs", "min_prune_age", "embargo_epochs"):
-            if getattr(self, name) < 0:
-                raise EsperError(f"pacing: {name} is {getattr(self, name)}, must be 0 or more")
+            check_number("pacing", name, getattr(self, name), integer=True)
         if not self.auto_forward_gates <= {GateLevel.G1, GateLevel.G2, GateLevel.G3}:
-            names = sorted(GateLevel(g).name for g in self.auto_forward_gates)
-            raise EsperError(f"pacing: auto_forward_gates is {names}; allowed: G1, G2, G3")
+            raise EsperError(f"pacing: auto_forward_gates is {sorted(self.auto_forward_gates)}; allowed: G1, G2, G3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +39,10 @@ class GateConfig:
     min_gradient_ratio: float = 0.10
     min_gradient_health: float = 0.7
     min_contribution: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("min_training_improvement", "min_gradient_ratio", "min_gradient_health", "min_contribution"):
+            check_number("gates", name, getattr(self, name))
 
 
 class GateReason(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, check_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +20,14 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         for name in ("size_price", "waste_price", "rollback_price"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise EsperError(f"objective: {name} is {value}, must be finite and 0 or more")
+            check_number("objective", name, getattr(self, name))
 
 
 def objective(config: ObjectiveConfig, *, committed_accuracy: float, added_params: int, host_params: int,
               wasted_seeds: int, rollbacks: int) -> float:
     """J: committed accuracy in [0, 1] (fossilized seeds on, live ones off) less what growth cost."""
+    if not 0.0 <= committed_accuracy <= 1.0:
+        raise EsperError(f"objective: committed accuracy is {committed_accuracy}, must lie in [0, 1] (not percentage points)")
     size = math.log1p(added_params / host_params)
     return (committed_accuracy - config.size_price * size - config.waste_price * wasted_seeds
             - config.rollback_price * rollbacks)

@@ -5,6 +5,7 @@ Accuracies and contributions are percentage points (0–100). None means "not me
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.errors import SlotIdError, allowed
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
+
+
+MAX_GRADIENT_RATIO = 10.0
+"""A host without gradient would make the ratio infinite."""
+GRADIENT_RATIO_DECAY = 0.9
+"""The ratio is smoothed over epochs."""
 
 
 @dataclass(slots=True)
@@ -59,7 +67,21 @@ class SeedMetrics:
         if self.initial_accuracy is None:
             self.initial_accuracy = self.stage_start_accuracy = accuracy
         self.current_accuracy = accuracy
-        self.best_accuracy = accuracy if self.best_accuracy is None else max(self.best_accuracy, accuracy)
+        if self.best_accuracy is None or not self.best_accuracy >= accuracy:
+            self.best_accuracy = accuracy
+
+    def record_gradient(self, norm: float, host_norm: float, vanishing: float, exploding: float) -> None:
+        """Note one step's gradient: its norm, the host's, and the share of tensors that vanish or explode."""
+        self.gradient_norm = norm
+        self.gradient_vanishing, self.gradient_exploding = vanishing > 0, exploding > 0
+        finite = math.isfinite(norm)
+        self.gradient_health = max(0.0, 1.0 - 0.5 * vanishing - 0.8 * exploding) if finite else 0.0
+        if not finite or not host_norm > 0.0 or not self.params:
+            ratio = 0.0
+        else:
+            ratio = min(norm / host_norm * math.sqrt(self.host_params / self.params), MAX_GRADIENT_RATIO)
+        old = self.gradient_ratio
+        self.gradient_ratio = ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
 
     def record_contribution(self, contribution: float, velocity_decay: float = 0.7) -> None:
         """Note a fresh leave-one-out measurement and update its smoothed change per measurement."""
@@ -103,7 +125,7 @@ class SeedStateReport:
         return max(self.alpha_steps_total - self.alpha_steps_done, 0)
 
 
-_NUMPY_TYPES = {"int": "i4", "bool": "?", "float": "f8", "float | None": "f8", "int | None": "f8",
+_NUMPY_TYPES = {"int": "i8", "bool": "?", "float": "f8", "float | None": "f8", "int | None": "f8",
                 "SeedStage": "i4", "AlphaMode": "i4", "AlphaAlgorithm": "i4"}
 _REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(SeedStateReport) if f.type in _NUMPY_TYPES)
 _METRIC_FIELDS = tuple(f.name for f in dataclasses.fields(SeedMetrics))
@@ -124,11 +146,16 @@ def _record(report: SeedStateReport) -> tuple[Any, ...]:
 def stack_reports(reports: Sequence[Mapping[str, SeedStateReport]], slots: SlotConfig) -> ReportArray:
     """All reports of all networks as one structured array [E, S]; empty slots are zero records in stage DORMANT."""
     table = np.zeros((len(reports), slots.num_slots), REPORT_DTYPE)
+    for name in REPORT_DTYPE.names or ():
+        if _TYPES.get(name, "").endswith("None"):
+            table[name] = np.nan
     table["stage"] = SeedStage.DORMANT
     table["blueprint_index"] = -1
     index = {slot_id: i for i, slot_id in enumerate(slots.slot_ids)}
     for env, by_slot in enumerate(reports):
         for slot_id, report in by_slot.items():
+            if slot_id not in index or report.slot_id != slot_id:
+                raise SlotIdError(f"report of slot {report.slot_id!r} under the name {slot_id!r}; {allowed(slots.slot_ids)}")
             table[env, index[slot_id]] = _record(report)
     return table
 

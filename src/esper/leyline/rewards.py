@@ -1,11 +1,10 @@
 """Reward modes and the prices of their terms. The terms themselves live in simic.rewards."""
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, allowed, check_number
 
 
 class RewardFamily(StrEnum):
@@ -25,11 +24,10 @@ class RewardMode(StrEnum):
     MINIMAL = "minimal"
 
 
-def _check_non_negative(config: object) -> None:
+def _check_prices(config: object) -> None:
     for f in fields(config):  # type: ignore[arg-type]
-        value = getattr(config, f.name)
-        if isinstance(value, float | int) and not isinstance(value, bool) and not (math.isfinite(value) and value >= 0):
-            raise EsperError(f"{type(config).__name__}: {f.name} is {value}, must be finite and 0 or more")
+        if f.type in ("float", "int"):
+            check_number(type(config).__name__, f.name, getattr(config, f.name), integer=f.type == "int")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ class RentConfig:
     max_shock: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_non_negative(self)
+        _check_prices(self)
         if self.host_params_floor < 1:
             raise EsperError(f"RentConfig: host_params_floor is {self.host_params_floor}, must be at least 1")
 
@@ -80,7 +78,9 @@ class RewardConfig:
     max_drip: float = 0.1
 
     def __post_init__(self) -> None:
-        _check_non_negative(self)
+        _check_prices(self)
+        if not isinstance(self.mode, RewardMode):
+            raise EsperError(f"RewardConfig: mode is {self.mode!r}; {allowed(RewardMode)}")
         if self.drip_fraction > 1:
             raise EsperError(f"RewardConfig: drip_fraction is {self.drip_fraction}, must lie in [0, 1]")
         if self.escrow_window < 1:
@@ -103,6 +103,7 @@ class LossRewardConfig:
     target_loss: float = 0.3
 
     def __post_init__(self) -> None:
-        _check_non_negative(self)
+        _check_prices(self)
         if self.baseline_loss <= self.target_loss:
             raise EsperError(f"LossRewardConfig: baseline_loss {self.baseline_loss} must exceed target_loss {self.target_loss}")
+        check_number("LossRewardConfig", "typical_loss_delta", self.typical_loss_delta, low=1e-9)

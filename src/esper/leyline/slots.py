@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError, SlotIdError, allowed
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
+_SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
 
 def format_slot_id(row: int, col: int) -> str:
@@ -63,8 +63,8 @@ class SlotConfig:
             raise SlotIdError("a slot configuration needs at least one slot id, for example r0c0")
         if len(set(self.slot_ids)) != len(self.slot_ids):
             raise SlotIdError(f"slot ids {self.slot_ids} are not unique")
-        for slot_id in self.slot_ids:
-            parse_slot_id(slot_id)
+        if list(self.slot_ids) != sorted(self.slot_ids, key=parse_slot_id):
+            raise SlotIdError(f"slot ids {self.slot_ids} are not in row-major order; SlotConfig.from_ids sorts them")
 
     @classmethod
     def from_ids(cls, slot_ids: Iterable[str]) -> SlotConfig:

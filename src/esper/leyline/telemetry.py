@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -36,7 +35,7 @@ class TelemetryEvent:
     """One thing that happened. The hub adds sequence number and time; env context is stamped by the emitter."""
 
     event_type: TelemetryEventType
-    data: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    data: Mapping[str, Any] = field(default_factory=dict)
     round_idx: int | None = None
     env_id: int | None = None
     device: str | None = None
@@ -46,7 +45,9 @@ class TelemetryEvent:
 
 
 class OutputBackend(Protocol):
-    """A place where events go. `emit` is called in order, once per event, from the training thread."""
+    """A place where events go. `emit` is called in order, once per event, from the training thread.
+
+    An output with a true attribute `wants_step_events` also receives STEP_EVENTS at level normal."""
 
     def emit(self, seq: int, event: TelemetryEvent) -> None: ...
 

@@ -1,0 +1,1 @@
+"""The PPO agent: rollout buffer, normalisers, update, metrics and checkpoints."""

@@ -1,0 +1,189 @@
+"""The PPO agent: acts for a batch of envs, learns from the rollout that it stored, and can be saved whole and restored.
+
+Shapes: E envs, T steps, S slots. Given the same seed, weights and rollouts, every update is bit-identical: minibatch order
+comes from a stream that is named by the number of the update.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES, ActionMasks, PolicyObservation, PolicyStep, StructureError, stream_seed
+from esper.simic.agent.normalization import PopArt
+from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
+from esper.simic.agent.ppo_update import (
+    LoopResult,
+    NonFiniteUpdateError,
+    PPOConfig,
+    explained_variance,
+    gae,
+    masked_mean,
+    normalize_advantages,
+    optimize,
+)
+from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
+from esper.tamiyo.network import Hidden
+from esper.tamiyo.policy import RecurrentPolicy, load_tensors, read_archive, require_equal, write_archive
+
+__all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
+
+MAX_SKIPPED_STEPS = 3
+"""So many non-finite steps, without an update free of them in between, stop the training."""
+
+
+class PPOAgent:
+    """One policy, its optimizer, its rollout buffer and its schedules.
+
+    A rollout: `begin_rollout`, then for each step `act` and `record`, `buffer.add_penalty` and `buffer.truncate` where due,
+    then `update`.
+    """
+
+    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, *, num_envs: int, num_steps: int, num_slots: int,
+                 seed: int) -> None:
+        self.policy, self.config, self.seed = policy, config, seed
+        network = policy.network
+        network.bf16 = config.bf16
+        sizes = network.architecture
+        self.buffer = RolloutBuffer(num_envs, num_steps, num_slots, base_dim=sizes["base_dim"], slot_dim=sizes["slot_dim"],
+                                    hidden=sizes["hidden"], device=policy.device)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.popart = PopArt(network.value_out, network.value_mean, network.value_scale, decay=config.popart_decay)
+        self.updates = 0
+        self.skipped_steps = 0
+
+    @property
+    def epsilon(self) -> float:
+        return self.config.annealed("epsilon", self.updates)
+
+    @property
+    def entropy_coef(self) -> float:
+        return self.config.annealed("entropy_coef", self.updates)
+
+    @property
+    def learning_rate(self) -> float:
+        return self.config.annealed("lr", self.updates)
+
+    def initial_hidden(self) -> Hidden:
+        return self.policy.initial_hidden(self.buffer.num_envs)
+
+    def begin_rollout(self, hidden: Hidden) -> None:
+        """`hidden`: the state that the first `act` of the rollout receives."""
+        self.buffer.begin(hidden)
+
+    def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, uniforms: Tensor | None = None,
+            deterministic: bool = False, reset: Tensor | None = None) -> PolicyStep:
+        """As RecurrentPolicy.act, at the exploration rate of the schedule."""
+        return self.policy.act(obs, hidden, masks, uniforms=uniforms, deterministic=deterministic, reset=reset,
+                               epsilon=self.epsilon)
+
+    def record(self, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep, *, reward: Tensor, terminal: Tensor,
+               reset: Tensor, valid: Tensor | None = None) -> None:
+        """Store a sampled step with what came of it; see RolloutBuffer.add."""
+        self.buffer.add(obs, masks, step, reward=reward, terminal=terminal, reset=reset, epsilon=self.epsilon, valid=valid)
+
+    def update(self) -> PPOUpdateMetrics:
+        """Learn from the stored rollout and empty the buffer."""
+        batch = self.buffer.finish()
+        advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
+        self.popart.update(returns[batch.valid])
+        normalized_advantages, advantage_std = normalize_advantages(
+            advantages, batch.choice, floor=self.config.advantage_floor * self.policy.network.value_scale.item())
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        loop = optimize(self.policy, self.optimizer, batch, advantages=normalized_advantages,
+                        normalized_returns=self.popart.normalize(returns), config=self.config, entropy_coef=self.entropy_coef,
+                        seed=stream_seed(self.seed, "policy", self.updates),
+                        skip_budget=MAX_SKIPPED_STEPS - self.skipped_steps)
+        self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
+        metrics = self._metrics(batch, loop, returns, advantage_std)
+        self.updates += 1
+        self.buffer.length = 0
+        return metrics
+
+    def _metrics(self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float) -> PPOUpdateMetrics:
+        valid, seen = batch.valid, loop.measured
+        return_mean = masked_mean(returns, valid)
+        return PPOUpdateMetrics(
+            update=self.updates + 1, steps=int(valid.sum()), choice_fraction=masked_mean(batch.choice.float(), valid).item(),
+            reward_mean=masked_mean(batch.reward, valid).item(), return_mean=return_mean.item(),
+            return_std=masked_mean((returns - return_mean) ** 2, valid).sqrt().item(),
+            value_mean=masked_mean(batch.value, valid).item(), explained_variance=explained_variance(batch.value, returns, valid),
+            advantage_std=advantage_std, **{name: fmean(seen[name]) for name in
+                                            ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")},
+            approx_kl_max=max(seen["approx_kl"]), ratio_max=max(seen["ratio_max"]), ratio_min=min(seen["ratio_min"]),
+            log_prob_drift=seen["log_prob_drift"][0], grad_norm_max=max(seen["grad_norm"]),
+            optimizer_steps=loop.optimizer_steps, skipped_steps=loop.skipped_steps, kl_stops=int(loop.kl_stopped),
+            learning_rate=self.learning_rate, entropy_coef=self.entropy_coef, epsilon=self.epsilon,
+            value_scale=self.policy.network.value_scale.item(),
+            head_entropy=tuple(fmean(seen[f"head_entropy.{name}"]) for name in HEAD_NAMES),
+            head_kl=tuple(fmean(seen[f"head_kl.{name}"]) for name in HEAD_NAMES),
+        )
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything the agent is, as tensors and JSON, for a file of its own or a part of a larger checkpoint."""
+        tensors = {f"network.{name}": t for name, t in self.policy.network.state_dict().items()}
+        tensors |= {f"adam.{name}": t for name, t in self._adam_tensors().items()}
+        tensors |= {f"buffer.{name}": t for name, t in self.buffer.state_tensors().items()}
+        return tensors, {
+            "kind": "agent", "schema": self.policy.schema(), "config": asdict(self.config), "seed": self.seed,
+            "num_envs": self.buffer.num_envs, "num_steps": self.buffer.num_steps, "num_slots": self.buffer.num_slots,
+            "buffer_length": self.buffer.length, "updates": self.updates, "skipped_steps": self.skipped_steps,
+            "popart": self.popart.statistics.state_dict(),
+        }
+
+    def _adam_tensors(self) -> dict[str, Tensor]:
+        """Moments and step counts by parameter name; a parameter that was never stepped has none."""
+        return {f"{key}.{name}": value for name, parameter in self.policy.network.named_parameters()
+                for key, value in self.optimizer.state[parameter].items()}
+
+    @classmethod
+    def from_state(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, feature_schema: str,
+                   config: PPOConfig | None = None, device: str = "cpu", origin: object = "agent state") -> PPOAgent:
+        """The agent that `state` described; `config`, where given, must agree with it field by field."""
+        expected = {"kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates",
+                    "skipped_steps", "popart"}
+        for name in sorted(expected - meta.keys()):
+            raise StructureError(f"{origin}: field {name!r} is missing")
+        for name in sorted(asdict(PPOConfig()).keys() ^ meta["config"].keys()):
+            raise StructureError(f"{origin}: field config.{name} is {'unknown' if name in meta['config'] else 'missing'}")
+        for name, value in (asdict(config).items() if config else ()):
+            require_equal(origin, f"config.{name}", meta["config"][name], value)
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "buffer": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            if part not in parts:
+                raise StructureError(f"{origin}: tensor {name!r} belongs to no part of an agent ({', '.join(parts)})")
+            parts[part][rest] = tensor
+        policy = RecurrentPolicy.rebuild(parts["network"], meta["schema"], origin=origin, feature_schema=feature_schema,
+                                         device=device)
+        agent = cls(policy, PPOConfig(**meta["config"]), num_envs=meta["num_envs"], num_steps=meta["num_steps"],
+                    num_slots=meta["num_slots"], seed=meta["seed"])
+        agent.updates, agent.skipped_steps = meta["updates"], meta["skipped_steps"]
+        agent.popart.statistics.load_state_dict(meta["popart"])
+        agent._load_adam(origin, parts["adam"])
+        agent.buffer.load_state_tensors(meta["buffer_length"], parts["buffer"])
+        return agent
+
+    def _load_adam(self, origin: object, stored: Mapping[str, Tensor]) -> None:
+        if stored:
+            for parameter in self.policy.network.parameters():
+                self.optimizer.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter),
+                                                   "exp_avg_sq": torch.zeros_like(parameter)}
+        load_tensors(f"{origin} (adam)", self._adam_tensors(), stored)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        write_archive(path, *self.state())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, feature_schema: str, config: PPOConfig | None = None,
+             device: str = "cpu") -> PPOAgent:
+        """Restore a saved agent whole; a file that is damaged, foreign or of other settings is refused by name."""
+        tensors, meta = read_archive(path, kind="agent")
+        del meta["digests"]
+        return cls.from_state(tensors, meta, feature_schema=feature_schema, config=config, device=device, origin=path)

@@ -1,0 +1,168 @@
+"""The policy's network: shared slot encoder, pooled trunk, LSTM, autoregressive heads and a value tower.
+
+Shapes: E envs, T steps, S slots, H hidden size, G slot encoding size. No weight depends on E, T or S. The network turns
+observations into logits and values; masks, probabilities and sampling belong to the policy.
+"""
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import HEAD_ENUMS, HEAD_NAMES, RELEVANCE, BlueprintAction, LifecycleOp, PolicyObservation, ShapeError
+
+Hidden = tuple[Tensor, Tensor]
+"""LSTM state before a step: h and c, each [E, H]."""
+
+NUM_OPS = len(LifecycleOp)
+
+
+class ParameterBlock(NamedTuple):
+    """The run of logits in the last layer that chooses one parameter head for one op."""
+
+    op: int
+    head: int
+    choices: int
+
+
+PARAMETER_BLOCKS = tuple(
+    ParameterBlock(op, head, len(enum)) for head, enum in enumerate(HEAD_ENUMS) for op in range(NUM_OPS)
+    if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head])
+"""In the order of their logits: every op has its own logits for every parameter that it uses."""
+
+
+class Features(NamedTuple):
+    """What the heads read."""
+
+    context: Tensor  # [E, T, H]
+    slots: Tensor  # [E, T, S, G]
+
+
+def _linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0), *, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.orthogonal_(layer.weight, gain)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class TamiyoNetwork(nn.Module):
+    """Observation and memory in, logits and value out; about 0.3M parameters at the default sizes."""
+
+    relevance: Tensor  # [6, 8]
+    value_mean: Tensor
+    value_scale: Tensor
+
+    def __init__(self, base_dim: int, slot_dim: int, *, hidden: int = 128, slot_hidden: int = 64, blueprint_dim: int = 8,
+                 memory_horizon: int = 64) -> None:
+        """`memory_horizon`: the longest time, in steps, that the LSTM's forget gates span at birth."""
+        super().__init__()
+        self.bf16 = False
+        """Run in bfloat16 under autocast. Logits and values leave as float32 either way."""
+        self.architecture: dict[str, int] = {
+            "base_dim": base_dim, "slot_dim": slot_dim, "hidden": hidden, "slot_hidden": slot_hidden,
+            "blueprint_dim": blueprint_dim, "memory_horizon": memory_horizon,
+        }
+        small = 0.01  # near-uniform policy at birth
+        self.blueprint_embedding = nn.Embedding(len(BlueprintAction) + 1, blueprint_dim)
+        nn.init.normal_(self.blueprint_embedding.weight, std=0.3)
+        self.slot_encoder = nn.Sequential(
+            _linear(slot_dim + blueprint_dim, slot_hidden), nn.LayerNorm(slot_hidden), nn.ReLU(),
+            _linear(slot_hidden, slot_hidden), nn.ReLU(),
+        )
+        self.trunk = nn.Sequential(
+            _linear(base_dim + 2 * slot_hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(),
+            _linear(hidden, hidden), nn.LayerNorm(hidden),
+        )
+        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
+        self.memory_norm = nn.LayerNorm(hidden)
+        self.op_head = nn.Sequential(_linear(hidden, hidden), nn.ReLU(), _linear(hidden, NUM_OPS, small))
+        self.slot_key = _linear(slot_hidden, slot_hidden)
+        self.slot_query = _linear(hidden, slot_hidden, bias=False)
+        self.slot_score = _linear(slot_hidden, NUM_OPS, small)
+        self.parameter_key = _linear(slot_hidden, hidden)
+        self.parameter_query = _linear(hidden, hidden, bias=False)
+        self.parameter_out = _linear(hidden, sum(block.choices for block in PARAMETER_BLOCKS), small)
+        self.value_tower = nn.Sequential(_linear(hidden, hidden), nn.ReLU(), _linear(hidden, hidden // 2), nn.ReLU())
+        self.value_out = _linear(hidden // 2, 1, 0.1)
+        self.register_buffer("relevance", torch.tensor(RELEVANCE), persistent=False)
+        self.register_buffer("value_mean", torch.zeros(()))
+        self.register_buffer("value_scale", torch.ones(()))
+        self._init_memory(hidden, memory_horizon)
+
+    def _init_memory(self, hidden: int, horizon: int) -> None:
+        """Orthogonal gates; forget biases spread so that cell k remembers for 1 … horizon steps (chrono initialisation)."""
+        forget = torch.linspace(1.0, max(horizon - 1.0, 1.0), hidden).log()
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("weight"):
+                for gate in parameter.data.chunk(4):
+                    nn.init.orthogonal_(gate)
+            elif name.startswith("bias_ih"):
+                parameter.data.copy_(torch.cat([-forget, forget, torch.zeros(2 * hidden)]))
+            else:
+                nn.init.zeros_(parameter)
+
+    def initial_hidden(self, num_envs: int) -> Hidden:
+        zeros = self.value_mean.new_zeros(num_envs, self.architecture["hidden"])
+        return zeros, zeros.clone()
+
+    def forward(self, obs: PolicyObservation, hidden: Hidden, reset: Tensor) -> tuple[Features, Hidden]:
+        """Read whole sequences: obs parts [E, T, …], hidden before the first step, reset flags [E, T]."""
+        for name, size, part in (("base", "base_dim", obs.base), ("slots", "slot_dim", obs.slots)):
+            if part.shape[-1] != self.architecture[size]:
+                raise ShapeError(f"observation.{name} has {part.shape[-1]} features; the network reads {self.architecture[size]}")
+        with self._precision():
+            blueprint = self.blueprint_embedding(torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints))
+            slots = self.slot_encoder(torch.cat([obs.slots, blueprint], dim=-1))
+            x = self.trunk(torch.cat([obs.base, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1))
+            memory, hidden = self.unroll(x, hidden, reset)
+            return Features(x + self.memory_norm(memory), slots), hidden
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.value_mean.device.type, dtype=torch.bfloat16, enabled=self.bf16)
+
+    def unroll(self, x: Tensor, hidden: Hidden, reset: Tensor) -> tuple[Tensor, Hidden]:
+        """LSTM over [E, T, H]; an env's state is zeroed before each step whose flag is set. One call per reset-free stretch."""
+        steps = x.shape[1]
+        cuts = [0, *(t + 1 for t, cut in enumerate(reset[:, 1:].any(dim=0).tolist()) if cut), steps]
+        h, c = hidden
+        outputs = []
+        for start, stop in pairwise(cuts):
+            fresh = reset[:, start, None]
+            # where, not a product: a state that went to NaN must not survive its reset
+            state = tuple(torch.where(fresh, 0.0, s).unsqueeze(0) for s in (h, c))
+            output, (h, c) = self.lstm(x[:, start:stop], state)
+            h, c = h.squeeze(0).float(), c.squeeze(0).float()
+            outputs.append(output)
+        return torch.cat(outputs, dim=1) if len(outputs) > 1 else outputs[0], (h, c)
+
+    def op_logits(self, features: Features) -> Tensor:
+        """[E, T, 6]"""
+        with self._precision():
+            return self.op_head(features.context).float()
+
+    def slot_logits(self, features: Features) -> Tensor:
+        """[E, T, 6, S]: each op's weights of the last layer are its embedding, matched against every slot in context."""
+        with self._precision():
+            joint = torch.relu(self.slot_key(features.slots) + self.slot_query(features.context).unsqueeze(-2))
+            return self.slot_score(joint).float().transpose(-1, -2)
+
+    def parameter_logits(self, context: Tensor, slot: Tensor) -> Tensor:
+        """[…, logits] for a slot's encoding […, G] in its context […, H]; PARAMETER_BLOCKS says whose logit is where."""
+        with self._precision():
+            return self.parameter_out(torch.relu(self.parameter_key(slot) + self.parameter_query(context))).float()
+
+    def normalized_value(self, features: Features) -> Tensor:
+        """[E, T], in units of PopArt's statistics."""
+        with self._precision():
+            return self.value_out(self.value_tower(features.context)).squeeze(-1).float()
+
+    def denormalize(self, value: Tensor) -> Tensor:
+        return value * self.value_scale + self.value_mean
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.architecture.items())
