@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "MLPHost": "esper.kasmina.hosts",
     "MorphogeneticModel": "esper.kasmina.model",
     "NetworkRow": "esper.kasmina.row",
+    "OptimizerRow": "esper.kasmina.row",
     "OptimizerConfig": "esper.kasmina.optim",
     "PopulationOptimizer": "esper.kasmina.optim",
     "RowSnapshot": "esper.kasmina.snapshot",

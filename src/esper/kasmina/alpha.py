@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from esper.leyline import AlphaCurve, AlphaMode, EsperError
 
+MIN_STEEPNESS, MAX_STEEPNESS = 1e-3, 100.0
+"""Below, a sigmoid is a straight line, and in the limit 0/0; above, a step."""
+
 
 def curve_value(curve: AlphaCurve, t: float, steepness: float) -> float:
     """Progress in [0, 1] at time t in [0, 1]; 0 and 1 map to themselves. Only SIGMOID uses the steepness."""
@@ -38,8 +41,8 @@ class AlphaController:
             raise EsperError(f"alpha target is {target}, must lie in [0, 1]")
         if steps < 0:
             raise EsperError(f"alpha ramp of {steps} epochs, must be 0 or more")
-        if not 0.0 < steepness <= 100.0:
-            raise EsperError(f"steepness is {steepness}, must lie in (0, 100]")
+        if not MIN_STEEPNESS <= steepness <= MAX_STEEPNESS:
+            raise EsperError(f"steepness is {steepness}, must lie in [{MIN_STEEPNESS:g}, {MAX_STEEPNESS:g}]")
         if steps == 0 or target == self.alpha:
             self.pin(target)
             return

@@ -204,16 +204,11 @@ class MorphogeneticModel(nn.Module):
         return self._done(self.slot(slot_id).schedule_prune(self.check_row(row), steps=steps, curve=curve, steepness=steepness))
 
     def set_alpha_target(self, slot_id: str, target: float, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None,
-                         init_seed: int | None = None) -> OpResult:
-        """Ramp a blended seed to another alpha. Where that adds a gate, its initial weights come from `init_seed`, by default
-        a stream of (slot, row, number of germinations): what other rows do must not show."""
+                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
+        """Ramp a blended seed to another alpha. Where that adds a gate, its initial weights come from the seed's own stream."""
         slot = self.slot(slot_id)
-        if init_seed is None:
-            index = self.slot_config.index_for_slot_id(slot_id)
-            init_seed = stream_seed(0, "germination", 1 + index, self.check_row(row), self.germinations[row])
         return self._done(slot.set_alpha_target(self.check_row(row), target, steps=steps, curve=curve, steepness=steepness,
-                                                algorithm=algorithm, init_seed=init_seed))
+                                                algorithm=algorithm))
 
     def step_epoch(self, rows: Iterable[int] | None = None) -> list[LifecycleRecord]:
         """One tick of the clock for all rows, or those given."""
@@ -260,11 +255,12 @@ class MorphogeneticModel(nn.Module):
                 if contributions is not None and slot.slot_id in contributions:
                     seed.metrics.record_contribution(contributions[slot.slot_id])
 
-    def record_gradients(self, stats: GradientStats) -> None:
-        """Give every learning seed what the last step measured of its gradient. One transfer from the device."""
+    def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
+        """Give every learning seed what the last step measured of its gradient.
+
+        `table` holds the values of `stats.packed()` where the caller has brought them from the device already."""
+        host, *rest = stats.packed().tolist() if table is None else table
         slots = list(stats.norm)
-        table = torch.stack([stats.host_norm, *stats.norm.values(), *stats.vanishing.values(), *stats.exploding.values()])
-        host, *rest = table.tolist()
         norm, vanishing, exploding = rest[:len(slots)], rest[len(slots):2 * len(slots)], rest[2 * len(slots):]
         for i, slot_id in enumerate(slots):
             for row, seed in enumerate(self.slot(slot_id).seeds):

@@ -78,6 +78,10 @@ class GradientStats:
     vanishing: dict[str, Tensor]  # slot → [P], share of tensors without gradient
     exploding: dict[str, Tensor]  # slot → [P], share of tensors with an exploding or non-finite one
 
+    def packed(self) -> Tensor:
+        """Everything in one tensor [1 + 3·slots, P], for one transfer."""
+        return torch.stack([self.host_norm, *self.norm.values(), *self.vanishing.values(), *self.exploding.values()])
+
 
 class PopulationOptimizer:
     """SGD with momentum, or AdamW, on the rows of a population."""

@@ -1,14 +1,16 @@
-"""One row of a population, used like a single model."""
+"""One row of a population, used like a single model with its own optimizer."""
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from esper.kasmina.coalitions import blended_slots, evaluate_coalitions
 from esper.kasmina.export import export_row
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import PopulationOptimizer
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
 from esper.leyline import LifecycleRecord, OpResult, SeedStateReport
 
@@ -72,3 +74,27 @@ class NetworkRow:
 
     def export(self) -> fx.GraphModule:
         return export_row(self.model, self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRow:
+    """One row's part of a population's optimizer: the host's state, or the seeds'."""
+
+    optimizer: PopulationOptimizer
+    row: int
+    host: bool
+
+    def _mine(self, name: str) -> bool:
+        return name.startswith("host.") is self.host and not name.startswith("rates.")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if self._mine(name)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Strict; the other part of the row stays as it is."""
+        others = {name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if not self._mine(name)}
+        self.optimizer.load_row_state(self.row, others | state)
+
+    def zero(self) -> None:
+        """Forget momentum, of this part of this row only."""
+        self.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in self.state_dict().items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from esper.kasmina.alpha import AlphaController
+from esper.kasmina.alpha import MAX_STEEPNESS, MIN_STEEPNESS, AlphaController
 from esper.leyline import (
     BLENDED_STAGES,
     COOLDOWN_STAGES,
@@ -31,6 +31,8 @@ class Seed:
     """Length of the first ramp."""
     alpha_target: float
     """Target of the first ramp."""
+    init_seed: int
+    """Source of its initial weights, and of its gate's, whenever it gets one."""
     stage: SeedStage = SeedStage.DORMANT
     previous_stage: SeedStage = SeedStage.UNKNOWN
     previous_epochs_in_stage: int = 0
@@ -91,7 +93,7 @@ class Seed:
         for name, fits in {
             "stage": self.stage not in (SeedStage.UNKNOWN, SeedStage.DORMANT),
             "alpha_target": 0.0 < self.alpha_target <= 1.0, "tempo_epochs": self.tempo_epochs >= 1,
-            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target)) and 0.0 < a.steepness <= 100.0
+            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target)) and MIN_STEEPNESS <= a.steepness <= MAX_STEEPNESS
             and (a.steps_done == a.steps_total == 0 if holds else 0 <= a.steps_done < a.steps_total)
             and (self.stage is SeedStage.BLENDING or (holds and a.alpha == float(full))),
         }.items():

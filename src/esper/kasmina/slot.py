@@ -89,7 +89,7 @@ class SeedSlot(nn.Module):
             raise EsperError(f"initial seed is {init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
         seed = Seed(seed_id=seed_id, blueprint_id=blueprint_id, algorithm=algorithm, ramp_curve=ramp_curve,
-                    tempo_epochs=tempo_epochs, alpha_target=alpha_target)
+                    tempo_epochs=tempo_epochs, alpha_target=alpha_target, init_seed=init_seed)
         gate = check_gate(GateLevel.G0, seed, self.gate_config, self.pacing)
         if not gate.passed:
             return OpResult(False, (), gate)
@@ -110,7 +110,7 @@ class SeedSlot(nn.Module):
         return self._pass_gate(row, LifecycleOp.FOSSILIZE)
 
     def set_alpha_target(self, row: int, target: float, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None, init_seed: int = 0) -> OpResult:
+                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
         """Ramp to another alpha, and mix by another operator if one is given. A holding seed stays so at a full target."""
         if not 0.0 < target <= 1.0:
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
@@ -123,7 +123,7 @@ class SeedSlot(nn.Module):
             if seed.algorithm is AlphaAlgorithm.GATE:
                 self._clear(row, GATE_BANK)
             if algorithm is AlphaAlgorithm.GATE:
-                self._add_gate(row, init_seed)
+                self._add_gate(row, seed.init_seed)
             seed.algorithm = algorithm
             seed.metrics.params = self.params(row)
             self._drop_idle_banks()

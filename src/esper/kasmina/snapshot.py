@@ -24,7 +24,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
 from esper.kasmina.seed import Seed, check_fields
 from esper.kasmina.slot import GATE_BANK
-from esper.leyline import AlphaAlgorithm, EsperError, GateConfig, GateLevel, Incubation, Pacing, StructureError, allowed
+from esper.leyline import AlphaAlgorithm, EsperError, GateConfig, GateLevel, Incubation, Pacing, SeedStage, StructureError, allowed
 
 FORMAT = "esper-network-1"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
@@ -39,21 +39,28 @@ class RowSnapshot:
     tensors: dict[str, Tensor]
 
 
-def snapshot_row(model: MorphogeneticModel, row: int = 0) -> RowSnapshot:
-    seeds = {slot.slot_id: seed.to_dict() for slot in model.slots() if (seed := slot.seeds[model.check_row(row)]) is not None}
-    tensors = {name: tensor[row].detach().clone() for name, tensor in _row_places(model, model.live_banks(row)).items()}
-    return RowSnapshot(seeds, model.germinations[row], tensors)
+def snapshot_row(model: MorphogeneticModel, row: int = 0, *, committed_only: bool = False) -> RowSnapshot:
+    """The row as it is; with `committed_only` its host and fossilized seeds, what a rollback may not lose."""
+    seeds = {slot.slot_id: seed for slot in model.slots() if (seed := slot.seeds[model.check_row(row)]) is not None
+             and (seed.stage is SeedStage.FOSSILIZED or not committed_only)}
+    banks = {bank for bank in model.live_banks(row) if bank == "host" or bank.split(".")[0] in seeds}
+    tensors = {name: tensor[row].detach().clone() for name, tensor in _row_places(model, banks).items()}
+    return RowSnapshot({slot_id: seed.to_dict() for slot_id, seed in seeds.items()}, model.germinations[row], tensors)
 
 
-def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0) -> None:
+def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, *, committed_only: bool = False) -> None:
     """Make the row exactly what the snapshot holds, its optimizer state zero. Everything is checked first: a snapshot that
-    does not fit changes nothing."""
+    does not fit changes nothing. With `committed_only` time does not run backwards: slots that the snapshot does not name
+    go on with their cooldown, and germinations go on counting."""
     model.check_row(row)
-    seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
-    _check_fit(model, seeds, snapshot.tensors)
+    seeds: dict[str, Seed | None] = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
+    _check_fit(model, {slot_id: seed for slot_id, seed in seeds.items() if seed is not None}, snapshot.tensors)
     for slot in model.slots():
-        slot.adopt(row, seeds.get(slot.slot_id))
-    model.germinations[row] = snapshot.germinations
+        now = slot.seeds[row]
+        cooling = now if committed_only and now is not None and not now.is_present else None
+        slot.adopt(row, seeds.get(slot.slot_id, cooling))
+    if not committed_only:
+        model.germinations[row] = snapshot.germinations
     model.host_births[row] += 1
     load_row(_row_places(model, model.live_banks(row)), snapshot.tensors, row, what="network")
     for module in model.modules():

@@ -4,13 +4,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from esper.leyline.lifecycle import LifecycleRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class PanicReason(StrEnum):
+    """What happened to a network's validation loss."""
+
     NON_FINITE = "non_finite"
     DIVERGENCE = "divergence"
     COLLAPSE = "collapse"
@@ -18,12 +22,14 @@ class PanicReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorReport:
-    """Why the governor rolled a network back."""
+    """Why a network must be rolled back."""
 
     reason: PanicReason
     loss: float
     limit: float
+    """What the loss exceeded; infinity for a non-finite loss."""
     consecutive: int
+    """Suspicious checks in a row, this one included."""
 
 
 class GovernorProtocol(Protocol):
@@ -31,9 +37,13 @@ class GovernorProtocol(Protocol):
 
     def snapshot(self) -> None: ...
 
+    def request_snapshot(self) -> None: ...
+
+    def due(self, epoch: int) -> bool: ...
+
     def check_vital_signs(self, loss: float) -> GovernorReport | None: ...
 
-    def rollback(self) -> Sequence[Any]: ...
+    def rollback(self) -> Sequence[LifecycleRecord]: ...
 
     def reset(self) -> None: ...
 

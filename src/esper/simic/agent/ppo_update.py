@@ -182,22 +182,31 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
              normalized_returns: Tensor, config: PPOConfig, entropy_coef: float, seed: int, skip_budget: int) -> LoopResult:
     """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
-    A minibatch whose loss or gradient norm is not finite is skipped; `skip_budget` of them raise. A KL estimate above 1.5
-    times the target ends the loop before the step it would lead to.
+    A minibatch whose loss or gradient norm is not finite is skipped; `skip_budget` of them raise. A step after which the next
+    minibatch sees a KL above 1.5 times the target is taken back, and the loop ends: near-deterministic policies with a memory
+    can be destroyed by one step, and a limit that is only noticed afterwards would not prevent it.
     """
     parameters = list(policy.network.parameters())
+    before_step = [torch.empty_like(p) for p in parameters]
     generator = torch.Generator().manual_seed(seed)
+    num_envs = len(advantages)
+    order = [rows.to(advantages.device) for _ in range(config.epochs)
+             for rows in torch.randperm(num_envs, generator=generator).chunk(min(config.minibatches, num_envs))]
     log: list[dict[str, float]] = []
     steps = skipped = 0
-    num_envs = len(advantages)
-    order = [rows for _ in range(config.epochs)
-             for rows in torch.randperm(num_envs, generator=generator).chunk(min(config.minibatches, num_envs))]
-    for rows in order:
-        rows = rows.to(advantages.device)
+    kl_stopped = False
+    for i, rows in enumerate([*order, order[0]]):  # the last one only checks the last step
         mb = batch.rows(rows)
-        seen = policy.evaluate(mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon)
-        loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
-                                        entropy_coef=entropy_coef)
+        with torch.set_grad_enabled(i < len(order)):
+            seen = policy.evaluate(mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon)
+            loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
+                                            entropy_coef=entropy_coef)
+        if steps and config.target_kl is not None and measured["approx_kl"].item() > 1.5 * config.target_kl:
+            torch._foreach_copy_([p.data for p in parameters], before_step)
+            kl_stopped, steps = True, steps - 1
+            break
+        if i == len(order):
+            break
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         measured |= {"loss": loss.detach(), "grad_norm": nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)}
@@ -210,9 +219,8 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
                     "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr")
             continue
         log.append(values)
-        if config.target_kl is not None and values["approx_kl"] > 1.5 * config.target_kl:
-            break
+        torch._foreach_copy_(before_step, [p.data for p in parameters])
         optimizer.step()
         steps += 1
-    by_name = {name: [values[name] for values in log] or [math.nan] for name in measured}
-    return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, kl_stopped=steps < len(log))
+    by_name = {name: [values[name] for values in log] or [math.nan] for name in (log[0] if log else measured)}
+    return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, kl_stopped=kl_stopped)

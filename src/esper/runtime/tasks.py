@@ -1,0 +1,258 @@
+"""Tasks: a host, its slots, its data and its rules, under one name; and the conditions that an episode may draw.
+
+A task fixes everything that a policy is judged by before any policy is trained. It is data: it never runs a training loop.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.kasmina.blueprints import build_blueprint
+from esper.kasmina.hosts import CNNHost, Host, build_host
+from esper.kasmina.layers import check_population
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
+from esper.leyline import (
+    BLUEPRINTS_BY_TOPOLOGY,
+    BlueprintError,
+    EsperError,
+    GateConfig,
+    GateLevel,
+    Incubation,
+    ObjectiveConfig,
+    Pacing,
+    SlotConfig,
+    SlotIdError,
+    Topology,
+    allowed,
+    check_number,
+    stream_seed,
+)
+from esper.runtime.data.datasets import SYNTHETIC, dataset_names
+
+FINAL_LR_SHARE = 0.1
+"""Where a decaying learning rate ends, as a share of where it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionSpace:
+    """What an episode may draw, each value with the same probability: the right action then depends on what is observed."""
+
+    cripple_probability: float
+    """Chance of each block of a CNN host to keep only the centre tap of its kernels."""
+    train_sizes: tuple[int | None, ...] = (None,)
+    """Training images; None: all."""
+    label_noises: tuple[float, ...] = (0.0,)
+    """Share of training images with a wrong label."""
+    learning_rates: tuple[float, ...] | None = None
+    """Learning rates of the host; None: the optimizer's own."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_sizes", "label_noises", "learning_rates"):
+            if getattr(self, name) == ():
+                raise EsperError(f"conditions: {name} is empty; name at least one value")
+        for size in self.train_sizes:
+            if size is not None:
+                check_number("conditions", "train_sizes", size, low=1, integer=True)
+        for name, values in (("cripple_probability", (self.cripple_probability,)), ("label_noises", self.label_noises)):
+            for value in values:
+                check_number("conditions", name, value)
+                if value > 1:
+                    raise EsperError(f"conditions: {name} is {value}, must lie in [0, 1]")
+        for rate in self.learning_rates or ():
+            check_number("conditions", "learning_rates", rate, low=1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What one network of one episode has to live with."""
+
+    crippled: tuple[bool, ...]
+    """One mark for each block of a CNN host; empty for other hosts."""
+    train_size: int | None
+    label_noise: float
+    learning_rate: float
+    """Of the host; seeds keep their ratio to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One world to grow in. Checked as a whole when it is made."""
+
+    name: str
+    host: Mapping[str, Any]
+    """What `kasmina.build_host` takes, without the population."""
+    slots: tuple[str, ...]
+    """Slots in which seeds may grow, in row-major order."""
+    dataset: str
+    """Name for `runtime.data.load_dataset`."""
+    batch_size: int
+    steps_per_epoch: int
+    val_size: int
+    """Validation images, or windows of text."""
+    episode_length: int
+    """Epochs of one episode, each followed by one decision."""
+    population: int
+    """Networks side by side in one population: 1 or a multiple of 8."""
+    optimizer: OptimizerConfig
+    lr_decay: bool
+    """Learning rates fall to a tenth over the episode, along a cosine."""
+    pacing: Pacing
+    gates: GateConfig
+    objective: ObjectiveConfig
+    blueprints: tuple[str, ...]
+    """What may be germinated here."""
+    conditions: ConditionSpace | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except ValueError as error:
+            raise type(error)(f"task {self.name!r}: {error}") from None
+
+    def _check(self) -> None:
+        if not self.name or self.name != self.name.strip().lower():
+            raise EsperError(f"name is {self.name!r}, must be lower case and not empty")
+        if self.dataset not in dataset_names() and not SYNTHETIC.fullmatch(self.dataset):
+            raise EsperError(f"dataset {self.dataset!r} is unknown; {allowed(dataset_names())}")
+        for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length"):
+            check_number("budget", field, getattr(self, field), low=1, integer=True)
+        check_population(self.population)
+        host = self._outline()
+        channels = {spec.slot_id: spec.channels for spec in host.injection_specs()}
+        for slot_id in SlotConfig(self.slots).slot_ids:
+            if slot_id not in channels:
+                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(sorted(channels))}")
+        growable = sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[host.topology] if b)
+        if not self.blueprints or len(set(self.blueprints)) != len(self.blueprints) or not set(self.blueprints) <= set(growable):
+            raise BlueprintError(f"blueprints are {self.blueprints}; allowed: one or more of {', '.join(growable)}, each once")
+        with torch.device("meta"):
+            for blueprint in self.blueprints:
+                for width in {channels[slot_id] for slot_id in self.slots}:
+                    build_blueprint(host.topology, blueprint, 1, width)
+        if self.conditions is not None and self.conditions.cripple_probability > 0 and self.host.get("kernel", 3) == 1:
+            raise EsperError("conditions: cripple_probability is above 0, but 1×1 kernels have only a centre tap")
+        if self.conditions is not None and self.conditions.cripple_probability > 0 and host.topology != "cnn":
+            raise EsperError(f"conditions: cripple_probability is above 0, but a {host.topology} host has no kernels")
+
+    def _outline(self) -> Host:
+        """The host without memory for its weights."""
+        with torch.device("meta"):
+            return build_host(dict(self.host))
+
+    @property
+    def topology(self) -> Topology:
+        return self._outline().topology
+
+    @property
+    def num_classes(self) -> int:
+        """Classes, or size of the vocabulary."""
+        spec = self._outline().spec()
+        return int(spec["vocabulary"] if "vocabulary" in spec else spec["classes"])
+
+    @property
+    def chance_loss(self) -> float:
+        """Cross-entropy of guessing: what a collapsed network falls back to."""
+        return math.log(self.num_classes)
+
+    @property
+    def block(self) -> int:
+        """Tokens per window of text; 0 for other data. What `validation_split` takes."""
+        return int(self._outline().spec().get("context", 0))
+
+    @property
+    def host_params(self) -> int:
+        return sum(p.numel() for p in self._outline().parameters())
+
+    @property
+    def slot_config(self) -> SlotConfig:
+        return SlotConfig(self.slots)
+
+    def lr_factor(self, epoch: int) -> float:
+        """Share of the learning rate in this epoch (1 … episode_length)."""
+        if not self.lr_decay or self.episode_length == 1:
+            return 1.0
+        progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
+        return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def build_model(self, population: int, seeds: Sequence[int], *, incubation: Incubation = Incubation.SHADOW) -> MorphogeneticModel:
+        """Fresh networks, one per row, initialised from `seeds`."""
+        return MorphogeneticModel(build_host(dict(self.host), population), self.slots, gates=self.gates, pacing=self.pacing,
+                                  incubation=incubation, seeds=seeds)
+
+    def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:
+        return PopulationOptimizer(model, self.optimizer)
+
+
+def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Condition:
+    """What this env meets in this episode; the unconditional world where the task draws nothing."""
+    outline = task._outline()
+    blocks = len(outline.blocks) if isinstance(outline, CNNHost) else 0
+    space = task.conditions
+    if space is None:
+        return Condition(crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr)
+    rng = np.random.default_rng(stream_seed(root_seed, "condition", episode, env))
+    crippled = tuple(bool(x < space.cripple_probability) for x in rng.random(blocks))
+    size, noise, rate = (values[rng.integers(len(values))] for values in (
+        space.train_sizes, space.label_noises, space.learning_rates or (task.optimizer.host_lr,)))
+    return Condition(crippled=crippled, train_size=size, label_noise=noise, learning_rate=rate)
+
+
+def apply_condition(model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition) -> None:
+    """Give one row its kernels and learning rates; call it after `reset_row`. Data is the batch iterator's part."""
+    model.check_row(row)
+    if isinstance(model.host, CNNHost):
+        model.host.set_centre_tap(row, condition.crippled)
+    elif condition.crippled:
+        raise EsperError(f"condition marks blocks {condition.crippled}, a {model.host.topology} host has none")
+    config = optimizer.config
+    optimizer.host_lr[row] = condition.learning_rate
+    optimizer.seed_lr[row] = condition.learning_rate * (config.seed_lr / config.host_lr)
+
+
+TASKS: dict[str, TaskSpec] = {}
+
+
+def register_task(spec: TaskSpec) -> TaskSpec:
+    """Make a task known by its name."""
+    if spec.name in TASKS:
+        raise EsperError(f"task {spec.name!r} is already registered; choose another name")
+    TASKS[spec.name] = spec
+    return spec
+
+
+def task_names() -> tuple[str, ...]:
+    return tuple(sorted(TASKS))
+
+
+def get_task_spec(name: str) -> TaskSpec:
+    """A task by name, in any case."""
+    if name.lower() not in TASKS:
+        raise EsperError(f"task {name!r} is unknown; {allowed(task_names())}")
+    return TASKS[name.lower()]
+
+
+def _slots(blocks: int, rows: int) -> tuple[str, ...]:
+    return tuple(f"r{row}c{block}" for row in range(rows) for block in range(blocks))
+
+
+_FAST = Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
+               auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3}))
+_DIGITS = TaskSpec(
+    name="digits_baseline", host={"kind": "cnn", "blocks": 3, "base": 4, "channels": 1, "size": 8}, slots=_slots(3, 1),
+    dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24, population=16,
+    optimizer=OptimizerConfig(host_lr=0.1, seed_lr=0.1), lr_decay=True, pacing=_FAST, gates=GateConfig(permissive=True),
+    objective=ObjectiveConfig(size_price=0.05, waste_price=0.02), blueprints=("conv_light", "depthwise", "conv_small", "norm"))
+_CIFAR = TaskSpec(
+    name="cifar_baseline", host={"kind": "cnn", "blocks": 3, "base": 8}, slots=_slots(3, 2), dataset="cifar10",
+    batch_size=32, steps_per_epoch=50, val_size=1000, episode_length=75, population=1,
+    optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05), lr_decay=True,
+    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=frozenset({GateLevel.G1})),
+    gates=GateConfig(permissive=True), objective=ObjectiveConfig(),
+    blueprints=("conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy"))

@@ -1,0 +1,101 @@
+"""Typed boundaries of the environment step: what is decided, what came of it, what a reward may look at."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from esper.leyline import (
+    AlphaAlgorithm,
+    AlphaCurve,
+    GateResult,
+    LifecycleOp,
+    LifecycleRecord,
+    SeedStateReport,
+)
+
+if TYPE_CHECKING:
+    from esper.tolaria import Veto
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSpec:
+    """A sampled action, decoded. `veto` says why it cannot be executed, None if it can."""
+
+    env_idx: int
+    op: LifecycleOp
+    slot_id: str
+    slot_index: int
+    blueprint_id: str
+    algorithm: AlphaAlgorithm
+    ramp_curve: AlphaCurve
+    tempo_epochs: int
+    alpha_target: float
+    alpha_steps: int
+    alpha_curve: AlphaCurve
+    alpha_steepness: float
+    veto: Veto | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionOutcome:
+    """What became of an action. `effective_op` is WAIT wherever nothing was changed by it."""
+
+    spec: ActionSpec
+    executed: bool
+    effective_op: LifecycleOp
+    gate: GateResult | None = None
+    records: tuple[LifecycleRecord, ...] = ()
+    """What the action and this epoch's tick did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvMeasure:
+    """One network at one moment: everything that rewards and outcomes are made of. Accuracies are percentage points."""
+
+    accuracy: float
+    committed_accuracy: float
+    loss: float
+    host_params: int
+    committed_params: int
+    """Parameters of fossilized seeds."""
+    germinated: int
+    fossilized: int
+    pruned: int
+    rollbacks: int
+    reports: Mapping[str, SeedStateReport]
+    contributions: Mapping[str, float]
+    """Leave-one-out of this epoch's blended seeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardInputs:
+    """One step of one env: the state after the previous step's tick, the action and its outcome, the state after this
+    step's tick. `before` is None where a segment begins: at the episode's start and after a rollback."""
+
+    env_idx: int
+    epoch: int
+    max_epochs: int
+    outcome: ActionOutcome
+    before: EnvMeasure | None
+    after: EnvMeasure
+
+    @property
+    def is_last(self) -> bool:
+        return self.epoch >= self.max_epochs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSummary:
+    """One round over all envs."""
+
+    round_idx: int
+    episodes_completed: int
+    mean_accuracy: float
+    mean_committed_accuracy: float
+    mean_objective: float
+    mean_reward: float
+    mean_added_params: float
+    rollbacks: int
+    action_counts: Mapping[str, int] = field(default_factory=dict)
+    action_successes: Mapping[str, int] = field(default_factory=dict)

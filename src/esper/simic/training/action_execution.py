@@ -1,0 +1,267 @@
+"""The action transaction: decode → validate → preflight → apply → tick → reward → record, for every env in turn.
+
+A panicking env is rolled back instead; its last stored row pays for it. Legality here and in the masks is the same, so an
+unmasked action always executes.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from esper.leyline import (
+    ALPHA_CURVE_STEEPNESS,
+    ALPHA_CURVE_VALUES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGET_VALUES,
+    STYLE_ALPHA_ALGORITHMS,
+    STYLE_CURVES,
+    TEMPO_EPOCHS,
+    ActionMasks,
+    BlueprintAction,
+    EpisodeOutcome,
+    FactoredAction,
+    GovernorReport,
+    LifecycleKind,
+    LifecycleOp,
+    LifecycleRecord,
+    ObjectiveConfig,
+    OpResult,
+    SeedStage,
+    SeedStateReport,
+    SlotConfig,
+    TelemetryEvent,
+    TelemetryEventType,
+    TrainingSignals,
+    objective,
+    stack_reports,
+    stream_seed,
+)
+from esper.simic.contracts import ActionOutcome, ActionSpec, EnvMeasure, RewardInputs
+from esper.tamiyo.masks import Bools, build_slot_states, compute_action_masks
+from esper.tolaria import preflight
+
+if TYPE_CHECKING:
+    from esper.simic.training.parallel_env_state import ParallelEnvState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionRules:
+    """What holds for the whole run."""
+
+    slot_config: SlotConfig
+    blueprints: frozenset[BlueprintAction]
+    blueprint_mask: Bools
+    objective: ObjectiveConfig
+    root_seed: int
+    max_epochs: int
+    max_seeds: int = 0
+    reward: Callable[[RewardInputs], float] | None = None
+    rollback_reward: Callable[[ParallelEnvState], float] | None = None
+    """What a rollback adds to the env's last stored row."""
+    charge: Callable[[int, float], None] | None = None
+    """Adds an amount to an env's last stored row and ends its segment there."""
+    revalidate: Callable[[ParallelEnvState], None] | None = None
+    """Measures a restored network anew, where a rollback in the last epoch leaves no other chance to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionContext:
+    """One epoch: its rules, its envs, and which of them panic."""
+
+    rules: ActionRules
+    envs: Sequence[ParallelEnvState]
+    epoch: int
+    panics: Mapping[int, GovernorReport]
+    cut_after: bool = False
+    """The rollout ends with this step, the episode does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionResult:
+    """What happened. The `post_action_*` lists are filled where a rollout is cut, in the order of the targets."""
+
+    outcomes: list[ActionOutcome]
+    rewards: list[float]
+    valid: list[bool]
+    truncated_bootstrap_targets: list[tuple[int, int]]
+    post_action_signals: list[TrainingSignals]
+    post_action_slot_reports: list[dict[str, SeedStateReport]]
+    post_action_masks: list[ActionMasks]
+
+
+def parse_sampled_action(env_idx: int, indices: Sequence[int], reports: Mapping[str, SeedStateReport], rules: ActionRules, *,
+                         val_loss: float, val_accuracy: float) -> ActionSpec:
+    """Decode the eight head indices and ask the governor's preflight whether the action can be executed; pure."""
+    action = FactoredAction.from_indices(*indices)
+    return ActionSpec(
+        env_idx=env_idx, op=action.op, slot_id=rules.slot_config.slot_id_for_index(action.slot_idx),
+        slot_index=action.slot_idx, blueprint_id=action.blueprint.name.lower(), algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
+        ramp_curve=STYLE_CURVES[action.style], tempo_epochs=TEMPO_EPOCHS[action.tempo],
+        alpha_target=ALPHA_TARGET_VALUES[action.alpha_target], alpha_steps=ALPHA_SPEED_EPOCHS[action.alpha_speed],
+        alpha_curve=ALPHA_CURVE_VALUES[action.alpha_curve], alpha_steepness=ALPHA_CURVE_STEEPNESS[action.alpha_curve],
+        veto=preflight(action, reports, slots=rules.slot_config, blueprints=rules.blueprints, val_loss=val_loss,
+                       val_accuracy=val_accuracy, max_seeds=rules.max_seeds))
+
+
+def execute_actions(context: ActionContext, actions: Sequence[Sequence[int]], *, env_final_accs: list[float],
+                    env_total_rewards: list[float], episode_history: list[EpisodeOutcome],
+                    episode_outcomes: list[EpisodeOutcome], env_rollback_occurred: list[bool]) -> ActionResult:
+    """Carry out one sampled action per env. The keyword lists are indexed by env (or appended to) and changed in place."""
+    result = ActionResult([], [], [], [], [], [], [])
+    for env, indices in zip(context.envs, actions, strict=True):
+        spec = parse_sampled_action(env.env_idx, indices, env.model.reports(), context.rules, val_loss=env.val_loss,
+                                    val_accuracy=env.val_accuracy)
+        panicked = env.env_idx in context.panics
+        env_rollback_occurred[env.env_idx] = panicked
+        outcome = _roll_back(env, spec, context) if panicked else _act(env, spec, context)
+        reward = 0.0 if panicked else _reward(env, outcome, context)
+        env.total_reward += reward
+        result.outcomes.append(outcome)
+        result.rewards.append(reward)
+        result.valid.append(not panicked)
+        if context.epoch >= context.rules.max_epochs:
+            env_final_accs[env.env_idx] = env.val_accuracy
+            env_total_rewards[env.env_idx] = env.total_reward
+            finished = finish_episode(env, context)
+            episode_history.append(finished)
+            episode_outcomes.append(finished)
+        elif context.cut_after:
+            result.truncated_bootstrap_targets.append((env.env_idx, context.epoch - 1))
+    if result.truncated_bootstrap_targets:
+        _look_ahead(context, result)
+    return result
+
+
+def _act(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> ActionOutcome:
+    """Apply, tick, keep a copy if one is due, and note what happened."""
+    applied = _apply(env, spec, context) if spec.veto is None else OpResult(False)
+    executed = applied.done
+    records = (*applied.records, *env.model.step_epoch())
+    if env.governor.due(context.epoch):
+        env.governor.snapshot()
+    _count(env, records)
+    _emit(env, records, context.epoch)
+    env.last_op, env.last_success = spec.op, executed
+    env.epoch_counts[spec.slot_id] += 1
+    env.epoch_successes[spec.slot_id] += executed
+    return ActionOutcome(spec=spec, executed=executed, effective_op=spec.op if executed else LifecycleOp.WAIT,
+                         gate=applied.gate, records=records)
+
+
+def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> OpResult:
+    network = env.model
+    if spec.op is LifecycleOp.WAIT:
+        return OpResult(True)
+    if spec.op is LifecycleOp.GERMINATE:
+        seed = stream_seed(context.rules.root_seed, "germination", env.episode_idx, env.env_idx, env.germinated)
+        return network.germinate(spec.slot_id, spec.blueprint_id, init_seed=seed, algorithm=spec.algorithm,
+                                 ramp_curve=spec.ramp_curve, tempo_epochs=spec.tempo_epochs, alpha_target=spec.alpha_target)
+    if spec.op is LifecycleOp.SET_ALPHA_TARGET:
+        return network.set_alpha_target(spec.slot_id, spec.alpha_target, steps=spec.alpha_steps, curve=spec.alpha_curve,
+                                        steepness=spec.alpha_steepness, algorithm=spec.algorithm)
+    if spec.op is LifecycleOp.PRUNE:
+        return network.schedule_prune(spec.slot_id, steps=spec.alpha_steps, curve=spec.alpha_curve,
+                                      steepness=spec.alpha_steepness)
+    if spec.op is LifecycleOp.FOSSILIZE:
+        result = network.fossilize(spec.slot_id)
+        if result.done:
+            env.governor.request_snapshot()
+        return result
+    return network.advance(spec.slot_id)
+
+
+def _count(env: ParallelEnvState, records: Sequence[LifecycleRecord]) -> None:
+    env.germinated += sum(r.kind is LifecycleKind.GERMINATED for r in records)
+    env.fossilized += sum(r.kind is LifecycleKind.FOSSILIZED for r in records)
+    env.pruned += sum(r.kind is LifecycleKind.PRUNED for r in records)
+
+
+def _emit(env: ParallelEnvState, records: Sequence[LifecycleRecord], epoch: int) -> None:
+    if env.telemetry is not None:
+        for record in records:
+            env.telemetry(lifecycle_event(record, epoch))
+
+
+def lifecycle_event(record: LifecycleRecord, epoch: int) -> TelemetryEvent:
+    return TelemetryEvent(
+        event_type=TelemetryEventType.SEED_LIFECYCLE, epoch=epoch, slot_id=record.slot_id, seed_id=record.seed_id,
+        data={"kind": record.kind, "blueprint_id": record.blueprint_id, "stage_from": record.stage_from.name,
+              "stage_to": record.stage_to.name, "alpha": record.alpha, "params": record.params,
+              "epochs_total": record.epochs_total, "contribution": record.contribution,
+              "gate_failures": [] if record.gate is None else [f.reason for f in record.gate.failures],
+              "cause": None if record.cause is None else record.cause.name})
+
+
+def _roll_back(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> ActionOutcome:
+    """Undo a disaster: the network goes back to its last good state, and the last stored row pays, now."""
+    report, rules = context.panics[env.env_idx], context.rules
+    amount = -rules.objective.rollback_price if rules.rollback_reward is None else rules.rollback_reward(env)
+    if rules.charge is not None:
+        rules.charge(env.env_idx, amount)
+    records = (*env.governor.rollback(), *env.model.step_epoch())
+    _count(env, records)
+    _emit(env, records, context.epoch)
+    if env.telemetry is not None:
+        env.telemetry(TelemetryEvent(event_type=TelemetryEventType.ROLLBACK, epoch=context.epoch, data={
+            "reason": report.reason, "loss": report.loss, "limit": report.limit, "amount": amount}))
+    env.rollbacks += 1
+    env.total_reward += amount
+    env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None
+    env.reset_lstm_hidden()
+    if context.epoch >= rules.max_epochs:
+        assert rules.revalidate is not None, "a rollback in the last epoch needs a way to measure the restored network"
+        rules.revalidate(env)
+    return ActionOutcome(spec=replace(spec, op=LifecycleOp.WAIT), executed=False, effective_op=LifecycleOp.WAIT, records=records)
+
+
+def measure(env: ParallelEnvState) -> EnvMeasure:
+    """The env as it stands: this epoch's accuracies, the structure as it is now."""
+    assert env.coalitions is not None, "measured after validation"
+    reports = env.model.reports()
+    fossils = frozenset(s for s, r in reports.items() if r.stage is SeedStage.FOSSILIZED)
+    network = env.model
+    return EnvMeasure(
+        accuracy=env.val_accuracy, committed_accuracy=env.coalitions.accuracy(fossils), loss=env.val_loss,
+        host_params=network.model.host_params,
+        committed_params=network.model.seed_params(network.row, stages=(SeedStage.FOSSILIZED,)), germinated=env.germinated,
+        fossilized=env.fossilized, pruned=env.pruned, rollbacks=env.rollbacks, reports=reports,
+        contributions={slot: env.coalitions.leave_one_out(slot) for slot in env.coalitions.slots})
+
+
+def _reward(env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext) -> float:
+    after, rules = measure(env), context.rules
+    reward = 0.0
+    if rules.reward is not None:
+        reward = rules.reward(RewardInputs(env_idx=env.env_idx, epoch=context.epoch, max_epochs=rules.max_epochs, outcome=outcome,
+                                           before=env.last_measure, after=after))
+    env.last_measure = after
+    return reward
+
+
+def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutcome:
+    """The episode's one outcome; J from the network as it stands."""
+    final, prices = measure(env), context.rules.objective
+    return EpisodeOutcome(
+        env_id=env.env_idx, episode_idx=env.episode_idx, epochs=context.epoch, final_accuracy=final.accuracy,
+        committed_accuracy=final.committed_accuracy, total_reward=env.total_reward, host_params=final.host_params,
+        added_params=final.committed_params, germinated=env.germinated, fossilized=env.fossilized, pruned=env.pruned,
+        rollbacks=env.rollbacks,
+        objective=objective(prices, committed_accuracy=final.committed_accuracy / 100.0, added_params=final.committed_params,
+                            host_params=final.host_params, wasted_seeds=env.germinated - env.fossilized, rollbacks=env.rollbacks))
+
+
+def _look_ahead(context: ActionContext, result: ActionResult) -> None:
+    """What the cut envs would see next: the same measurements, one epoch on."""
+    rules = context.rules
+    wanted = {env_idx for env_idx, _ in result.truncated_bootstrap_targets}
+    for env in context.envs:
+        if env.env_idx not in wanted:
+            continue
+        reports = env.model.reports()
+        states = build_slot_states(stack_reports([reports], rules.slot_config))
+        result.post_action_signals.append(env.signal_tracker.peek(
+            context.epoch + 1, train_loss=env.train_loss, train_accuracy=env.train_accuracy, val_loss=env.val_loss,
+            val_accuracy=env.val_accuracy))
+        result.post_action_slot_reports.append(reports)
+        result.post_action_masks.append(compute_action_masks(states, rules.blueprint_mask, max_seeds=rules.max_seeds))

@@ -1,0 +1,77 @@
+"""Train and validation batches of a group of envs. Everything stays on the device; one transfer per phase brings the
+numbers home.
+
+E envs, P rows of a population.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esper.kasmina.optim import GradientStats
+from esper.simic.training.parallel_env_state import EnvGroup
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+
+
+def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> None:
+    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the work."""
+    group.await_transfer()
+    with group.on_stream():
+        if group.stream is not None:
+            inputs.record_stream(group.stream)
+            targets.record_stream(group.stream)
+        group.optimizer.zero_grad()
+        with group.autocast():
+            losses = group.model.losses(inputs, targets, criterion)
+        losses.total().backward()
+        group.optimizer.step()
+        group.loss_sum += losses.main.detach()
+        group.correct += (losses.outputs.detach().argmax(-1) == targets).flatten(1).sum(1)
+        group.batches += 1
+        group.samples += targets[0].numel()
+        group.last_batch = (inputs, targets)
+
+
+def process_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
+    """Mean loss and number correct of every row, [P] each, in eval mode, all blended seeds on. `targets` [P, B, …]."""
+    group.await_transfer()
+    with group.on_stream(), torch.no_grad(), group.autocast():
+        was_training = group.model.training
+        outputs = group.model.eval()(inputs)
+        group.model.train(was_training)
+        return criterion(outputs, targets), (outputs.argmax(-1) == targets).flatten(1).sum(1)
+
+
+@torch.compiler.disable
+def collect_gradient_telemetry_for_batch(group: EnvGroup) -> GradientStats:
+    """The last step's gradient norms and health, still on the device."""
+    stats = group.optimizer.stats
+    assert stats is not None, "gradients are measured by a training step"
+    return stats
+
+
+def finish_training(groups: Sequence[EnvGroup]) -> None:
+    """End of the epoch's training: one synchronize per stream, one transfer, then every env's numbers and gradients."""
+    for group in groups:
+        group.synchronize()
+    stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
+    tallies = bring_home([torch.stack([group.loss_sum, group.correct]) for group in groups] + [s.packed() for s in stats])
+    for group, numbers, gradients, measured in zip(groups, tallies[:len(groups)], tallies[len(groups):], stats, strict=True):
+        group.model.record_gradients(measured, gradients)  # type: ignore[arg-type]
+        for env in group.envs:
+            env.train_loss = float(numbers[0, env.row]) / group.batches
+            env.train_correct = int(numbers[1, env.row])
+            env.train_total = group.samples
+
+
+def bring_home(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float64]]:
+    """Any number of device tensors in one copy."""
+    home = tensors[0].device
+    flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()
+    cuts = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)]

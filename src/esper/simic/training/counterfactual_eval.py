@@ -1,0 +1,92 @@
+"""Validation of every coalition of blended seeds, for all envs of a group in one fused pass, and what it says of each seed."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.coalitions import Coalition, blended_slots, evaluate_coalitions
+from esper.leyline import SeedStage
+from esper.simic.attribution import CoalitionTable, required_coalitions
+from esper.simic.training.batch_ops import Criterion, bring_home
+from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+
+Wanted = Mapping[int, Sequence[Coalition]]
+
+
+@dataclass(slots=True)
+class ValidationTally:
+    """Sums over the validation set, one entry per (row, coalition), on the device."""
+
+    rows: list[int]
+    coalitions: list[Coalition]
+    loss_sum: Tensor  # [entries], summed over samples
+    correct: Tensor  # [entries]
+    samples: int
+
+
+def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
+    return frozenset(slot_id for slot_id, report in env.model.reports().items() if report.stage is SeedStage.FOSSILIZED)
+
+
+def plan_coalitions(group: EnvGroup, generators: Mapping[int, torch.Generator] | None = None) -> dict[int, list[Coalition]]:
+    """What to evaluate for each env's row, so that every question about its seeds has an answer. Generators (by env) draw
+    the orders that are sampled above four seeds."""
+    wanted = {}
+    for env in group.envs:
+        generator = None if generators is None else generators[env.env_idx]
+        wanted[env.row] = required_coalitions(blended_slots(group.model, env.row), fossilized_slots(env), generator)
+    return wanted
+
+
+def process_fused_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, coalitions: Wanted,
+                            tally: ValidationTally | None = None) -> ValidationTally:
+    """Add one validation batch `[B, …]`, shared by all envs, to the tally (a new one if there is none)."""
+    group.await_transfer()
+    with group.on_stream(), torch.no_grad(), group.autocast():
+        if group.stream is not None:
+            inputs.record_stream(group.stream)
+            targets.record_stream(group.stream)
+        found = evaluate_coalitions(group.model, inputs, coalitions, shared_input=True)
+        repeated = targets.unsqueeze(0).expand(len(found.rows), *targets.shape)
+        # Weighted by its samples, so that a short last batch counts for no more than it holds.
+        loss_sum = criterion(found.outputs, repeated) * targets.shape[0]
+        correct = (found.outputs.argmax(-1) == repeated).flatten(1).sum(1)
+        if tally is None:
+            return ValidationTally(found.rows, found.coalitions, loss_sum, correct, targets.shape[0])
+        tally.loss_sum = tally.loss_sum + loss_sum
+        tally.correct = tally.correct + correct
+        tally.samples += targets.shape[0]
+        return tally
+
+
+def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTally], targets_per_sample: int = 1) -> None:
+    """One synchronize per stream and one transfer; then every env has its table and every seed its contribution."""
+    for group in groups:
+        group.synchronize()
+    numbers = bring_home([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
+    for group, tally, (loss_sum, correct) in zip(groups, tallies, numbers, strict=True):
+        total = tally.samples * targets_per_sample
+        by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.envs}
+        for row, coalition, loss, hits in zip(tally.rows, tally.coalitions, loss_sum, correct, strict=True):
+            by_row[row][coalition] = (float(loss) / tally.samples, 100.0 * float(hits) / total)
+        for env in group.envs:
+            _record(env, CoalitionTable(by_row[env.row], fossilized_slots(env)), total)
+
+
+def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:
+    env.coalitions = table
+    env.val_loss, accuracy = table.full
+    env.val_total = total
+    env.val_correct = round(accuracy * total / 100.0)
+    slots = sorted(table.slots)
+    env.model.model.record_epoch(env.row, accuracy, contributions={slot: table.leave_one_out(slot) for slot in slots})
+    if len(slots) < 2:
+        return
+    for slot in slots:
+        seed = env.model.model.seed_in(slot, env.row)
+        if seed is not None and table.has_pairs(slot):
+            seed.metrics.interaction_sum = table.interaction_sum(slot)
+            seed.metrics.boost_received = table.boost_received(slot)

@@ -1,0 +1,143 @@
+"""Creation and reset of environments: populations, views of their rows, governors, trackers and where events go."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from esper.kasmina import (
+    MorphogeneticModel,
+    NetworkRow,
+    OptimizerRow,
+    PopulationOptimizer,
+    RowSnapshot,
+    restore_committed,
+    snapshot_row,
+)
+from esper.leyline import (
+    LIVE_STAGES,
+    BlueprintAction,
+    LifecycleOp,
+    LifecycleRecord,
+    ObjectiveConfig,
+    PopulationError,
+    PruneCause,
+    SlotConfig,
+    TelemetryEvent,
+    stream_seed,
+)
+from esper.simic.telemetry.emitters import emit_with_env_context
+from esper.simic.training.action_execution import ActionRules
+from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.tamiyo.masks import blueprint_mask
+from esper.tamiyo.tracker import SignalTracker
+from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
+
+if TYPE_CHECKING:
+    from esper.nissa import TelemetryHub
+
+
+class Task(Protocol):
+    """What environments need of a task; runtime.tasks.TaskSpec is one."""
+
+    name: str
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    episode_length: int
+    objective: ObjectiveConfig
+
+    @property
+    def chance_loss(self) -> float: ...
+
+    def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel: ...
+
+    def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer: ...
+
+    def begin_episode(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
+                      env: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GovernedRow:
+    """One row as the governor handles it: what is committed can be kept and put back, what is live can be removed."""
+
+    network: NetworkRow
+    optimizer: PopulationOptimizer
+
+    def snapshot_committed(self) -> RowSnapshot:
+        return snapshot_row(self.network.model, self.network.row, committed_only=True)
+
+    def restore_committed(self, snapshot: RowSnapshot) -> None:
+        restore_committed(self.network.model, snapshot, self.network.row)
+
+    def prune_live(self, cause: PruneCause) -> tuple[LifecycleRecord, ...]:
+        live = [slot_id for slot_id, report in self.network.reports().items() if report.stage in LIVE_STAGES]
+        return tuple(record for slot_id in live
+                     for record in self.network.model.prune(slot_id, row=self.network.row, cause=cause).records)
+
+    def forget_optimizer(self) -> None:
+        self.optimizer.forget_row(self.network.row)
+
+
+def create_env_group(task: Task, env_ids: Sequence[int], *, population: int, device: str, root_seed: int,
+                     governor: GovernorConfig | None = None, hub: TelemetryHub | None = None,
+                     stream: torch.cuda.Stream | None = None,
+                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> EnvGroup:
+    """A population on one device, one env in each of its first rows; the others idle."""
+    if not 1 <= len(env_ids) <= population:
+        raise PopulationError(f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}")
+    model = create_model(task, device, population=population, seeds=[0] * population, slots=task.slots)
+    optimizer = task.build_optimizer(model)
+    group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast)
+    group.envs = [create_env_state(group, row, env_id, task, governor=governor, hub=hub) for row, env_id in enumerate(env_ids)]
+    reset_group(group, task, root_seed=root_seed, first_episode=0)
+    return group
+
+
+def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, governor: GovernorConfig | None = None,
+                     hub: TelemetryHub | None = None) -> ParallelEnvState:
+    """One env: views of its row, its governor and its tracker."""
+    network = NetworkRow(group.model, row)
+    device = str(group.device)
+    return ParallelEnvState(
+        model=network, host_optimizer=OptimizerRow(group.optimizer, row, host=True),
+        seed_optimizer=OptimizerRow(group.optimizer, row, host=False), scaler=torch.amp.GradScaler(enabled=False),
+        stream=group.stream, device=device, env_idx=env_idx,
+        governor=TolariaGovernor(GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss),
+        signal_tracker=SignalTracker(task.episode_length),
+        telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device))
+
+
+def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: int) -> None:
+    """Fresh networks for a round: env i plays episode `first_episode`, from its own streams."""
+    for env in group.envs:
+        group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.env_idx))
+        group.optimizer.forget_row(env.row)
+        task.begin_episode(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.env_idx)
+        env.episode_idx = first_episode
+        env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
+        env.last_measure, env.coalitions, env.total_reward = None, None, 0.0
+        env.last_op, env.last_success = LifecycleOp.WAIT, True
+        env.reset_lstm_hidden()
+        env.init_accumulators(list(task.slots))
+        env.signal_tracker.reset()
+        env.governor.reset()
+    group.base_lr = (group.optimizer.host_lr.clone(), group.optimizer.seed_lr.clone())
+    group.zero_accumulators()
+
+
+def make_telemetry_callback(hub: TelemetryHub, env_idx: int, device: str) -> Callable[[TelemetryEvent], None]:
+    """Where one env's lifecycle events go: the hub, with the env's context on them."""
+    return partial(emit_with_env_context, hub, env_id=env_idx, device=device)
+
+
+def action_rules(task: Task, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
+    """The run's rules without a reward; a trainer adds its own with dataclasses.replace."""
+    offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
+    return ActionRules(slot_config=SlotConfig.from_ids(task.slots), blueprints=offered,
+                       blueprint_mask=blueprint_mask(task.blueprints), objective=task.objective, root_seed=root_seed,
+                       max_epochs=task.episode_length, max_seeds=max_seeds)

@@ -1,0 +1,164 @@
+"""The state of parallel environments: one record per env, and the group of envs that share a population.
+
+An env is one network's training run. Its `model` and optimizers are views of its row in the population; float metrics are
+filled once per epoch from a single transfer.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import LIVE_STAGES, LifecycleOp, SeedStage, TelemetryEvent
+
+if TYPE_CHECKING:
+    from esper.kasmina import MorphogeneticModel, NetworkRow, OptimizerRow, PopulationOptimizer
+    from esper.simic.attribution import CoalitionTable
+    from esper.simic.contracts import EnvMeasure
+    from esper.tamiyo import SignalTracker
+    from esper.tolaria import TolariaGovernor
+
+
+@dataclass
+class ParallelEnvState:
+    """One environment."""
+
+    model: NetworkRow
+    host_optimizer: OptimizerRow
+    seed_optimizer: OptimizerRow | None
+    scaler: torch.amp.GradScaler
+    stream: torch.cuda.Stream | None
+    device: str
+    env_idx: int
+
+    governor: TolariaGovernor
+    signal_tracker: SignalTracker
+    telemetry: Callable[[TelemetryEvent], None] | None = None
+    """Where this env's events go."""
+
+    epoch_rewards: dict[str, float] = field(default_factory=dict)
+    epoch_counts: dict[str, int] = field(default_factory=dict)
+    epoch_successes: dict[str, int] = field(default_factory=dict)
+
+    train_loss: float = 0.0
+    train_correct: int = 0
+    train_total: int = 0
+    val_loss: float = 0.0
+    val_correct: int = 0
+    val_total: int = 0
+
+    lstm_hidden: tuple[Tensor, Tensor] | None = None
+
+    episode_idx: int = 0
+    coalitions: CoalitionTable | None = None
+    """This epoch's validation of every coalition of blended seeds."""
+    germinated: int = 0
+    fossilized: int = 0
+    pruned: int = 0
+    rollbacks: int = 0
+    last_op: LifecycleOp = LifecycleOp.WAIT
+    last_success: bool = True
+    last_measure: EnvMeasure | None = None
+    """The state after the previous step's tick; None where a segment begins."""
+    total_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.stream is not None and not self.device.startswith("cuda"):
+            raise ValueError(f"CUDA stream provided but device is {self.device}")
+
+    @property
+    def row(self) -> int:
+        return self.model.row
+
+    @property
+    def active_slot(self) -> str | None:
+        """The first slot, in slot order, with a seed that may still be pruned."""
+        return next((slot_id for slot_id, report in self.model.reports().items() if report.stage in LIVE_STAGES), None)
+
+    @property
+    def seed_stage(self) -> SeedStage:
+        """Stage of the active slot's seed; DORMANT where there is none."""
+        slot_id = self.active_slot
+        return SeedStage.DORMANT if slot_id is None else self.model.reports()[slot_id].stage
+
+    @property
+    def train_accuracy(self) -> float:
+        return 100.0 * self.train_correct / max(self.train_total, 1)
+
+    @property
+    def val_accuracy(self) -> float:
+        return 100.0 * self.val_correct / max(self.val_total, 1)
+
+    def init_accumulators(self, slots: list[str]) -> None:
+        """Start per-slot accumulators at zero."""
+        self.epoch_rewards = dict.fromkeys(slots, 0.0)
+        self.epoch_counts = dict.fromkeys(slots, 0)
+        self.epoch_successes = dict.fromkeys(slots, 0)
+
+    def zero_accumulators(self) -> None:
+        """Begin an epoch."""
+        self.init_accumulators(list(self.epoch_rewards))
+        self.train_loss = self.val_loss = 0.0
+        self.train_correct = self.train_total = self.val_correct = self.val_total = 0
+
+    def reset_lstm_hidden(self) -> None:
+        """Forget, at an episode's or a segment's end."""
+        self.lstm_hidden = None
+
+
+@dataclass(slots=True)
+class EnvGroup:
+    """The envs of one population on one stream; rows beyond its envs are idle."""
+
+    model: MorphogeneticModel
+    optimizer: PopulationOptimizer
+    device: torch.device
+    stream: torch.cuda.Stream | None
+    envs: list[ParallelEnvState]
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    loss_sum: Tensor = field(init=False)  # [P]
+    correct: Tensor = field(init=False)  # [P]
+    base_lr: tuple[Tensor, Tensor] = field(init=False)  # [P] each: host and seed learning rates before decay
+    batches: int = 0
+    samples: int = 0
+    """Targets of one row seen this epoch."""
+    last_batch: tuple[Tensor, Tensor] | None = None
+    """The epoch's last batch, on which the growth sensors look."""
+
+    def __post_init__(self) -> None:
+        self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
+        self.zero_accumulators()
+
+    def begin_epoch(self, lr_factor: float = 1.0) -> None:
+        """Zero the accumulators and set this epoch's learning rates."""
+        self.zero_accumulators()
+        self.optimizer.host_lr, self.optimizer.seed_lr = (lr * lr_factor for lr in self.base_lr)
+        self.model.train()
+
+    def zero_accumulators(self) -> None:
+        self.loss_sum = torch.zeros(self.model.population, device=self.device)
+        self.correct = torch.zeros(self.model.population, device=self.device)
+        self.batches = self.samples = 0
+        self.last_batch = None
+        for env in self.envs:
+            env.zero_accumulators()
+
+    def on_stream(self) -> AbstractContextManager[Any]:
+        """Kernels inside run on the group's stream."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def await_transfer(self) -> None:
+        """Let the stream wait for copies queued on the device's default stream."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.default_stream(self.device))
+
+    def synchronize(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+__all__ = ["EnvGroup", "ParallelEnvState"]

@@ -1,0 +1,272 @@
+"""The governor: watches one network's validation loss, keeps its last good state, and puts it back after a disaster.
+
+It sees the network only through `GovernedNetwork`. Thresholds are multiples of the task's chance loss (the loss of
+guessing), so that one configuration fits any number of classes.
+"""
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean, pstdev
+from typing import Any, Protocol
+
+from esper.leyline import (
+    LIVE_STAGES,
+    TRANSITIONS,
+    BlueprintAction,
+    EsperError,
+    FactoredAction,
+    GovernorReport,
+    LifecycleOp,
+    LifecycleRecord,
+    PanicReason,
+    PruneCause,
+    SeedStage,
+    SeedStateReport,
+    SlotConfig,
+    StructureError,
+    check_number,
+)
+
+
+class GovernedNetwork(Protocol):
+    """One network of a population, as the governor sees it. No method may touch another network."""
+
+    def snapshot_committed(self) -> Any:
+        """A copy of what is permanent: host weights, host buffers and fossilized seeds. Later training must not change it."""
+
+    def restore_committed(self, snapshot: Any) -> None:
+        """Make host and fossils bit for bit what the snapshot holds. Slots that it does not name keep their cooldown and
+        nothing else; the count of germinations goes on."""
+
+    def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
+        """Remove every seed that is neither fossilized nor already gone, at once, ramps included."""
+
+    def forget_optimizer(self) -> None:
+        """Zero momentum and step counts of host and seeds: they point back into the disaster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GovernorConfig:
+    """When to panic, and how often to keep a copy."""
+
+    absolute: float = 5.0
+    """Divergence: the loss exceeds this many times the chance loss, …"""
+    sensitivity: float = 6.0
+    """… and the mean of the healthy losses by this many of their standard deviations, …"""
+    multiplier: float = 3.0
+    """… and this many times their mean; all three at once, …"""
+    panics: int = 3
+    """… in this many checks in a row."""
+    healthy_share: float = 0.6
+    """Collapse: the healthy losses, in the mean and at the last, lay below this share of the chance loss, …"""
+    collapse_band: float = 0.065
+    """… and now the loss is at the chance loss, to within this share of it."""
+    history_window: int = 20
+    """Healthy losses that are remembered."""
+    min_samples: int = 10
+    """Healthy losses that it takes to judge divergence or collapse; until then only a non-finite loss is a panic."""
+    snapshot_every: int = 5
+    """Epochs between copies of a healthy network."""
+
+    def __post_init__(self) -> None:
+        for name in ("absolute", "sensitivity", "multiplier", "healthy_share", "collapse_band"):
+            check_number("governor", name, getattr(self, name))
+        for name in ("panics", "history_window", "min_samples", "snapshot_every"):
+            check_number("governor", name, getattr(self, name), low=1, integer=True)
+        if self.min_samples > self.history_window:
+            raise EsperError(f"governor: min_samples is {self.min_samples}, must not exceed history_window {self.history_window}")
+        if self.healthy_share + self.collapse_band >= 1.0:
+            raise EsperError(f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} overlap; "
+                             "their sum must stay below 1")
+
+
+class TolariaGovernor:
+    """Watches one network. Each epoch: `check_vital_signs`; on a report `rollback`; else, after the epoch's actions,
+    `snapshot` where `due` says so. A copy of the network as it is now is made at once."""
+
+    def __init__(self, network: GovernedNetwork, config: GovernorConfig, chance_loss: float) -> None:
+        check_number("governor", "chance_loss", chance_loss, low=1e-9)
+        self.network, self.config, self.chance_loss = network, config, chance_loss
+        self.reset()
+
+    def reset(self) -> None:
+        """A fresh network stands in the row: forget the old one, keep a copy of the new."""
+        self._history: deque[float] = deque(maxlen=self.config.history_window)
+        self.consecutive = 0
+        self.snapshot()
+
+    # -- vital signs ------------------------------------------------------------------------------------------------------
+
+    def check_vital_signs(self, loss: float) -> GovernorReport | None:
+        """Judge this epoch's validation loss; a report means that the network must be rolled back. Healthy losses are
+        remembered, suspicious ones are not."""
+        if not math.isfinite(loss):
+            return self._panic(PanicReason.NON_FINITE, loss, math.inf)
+        if len(self._history) >= self.config.min_samples:
+            floor = self._collapse_floor()
+            if floor is not None and abs(loss - self.chance_loss) <= self.config.collapse_band * self.chance_loss:
+                return self._panic(PanicReason.COLLAPSE, loss, floor)
+            limit = self._divergence_limit()
+            if loss > limit:
+                self.consecutive += 1
+                if self.consecutive < self.config.panics:
+                    return None
+                return GovernorReport(reason=PanicReason.DIVERGENCE, loss=loss, limit=limit, consecutive=self.consecutive)
+        self._history.append(loss)
+        self.consecutive = 0
+        return None
+
+    def _panic(self, reason: PanicReason, loss: float, limit: float) -> GovernorReport:
+        self.consecutive += 1
+        return GovernorReport(reason=reason, loss=loss, limit=limit, consecutive=self.consecutive)
+
+    def _divergence_limit(self) -> float:
+        """Three tests at once are one: the loss exceeds the largest of the three limits."""
+        mean, config = fmean(self._history), self.config
+        return max(config.absolute * self.chance_loss, mean + config.sensitivity * pstdev(self._history),
+                   config.multiplier * mean)
+
+    def _collapse_floor(self) -> float | None:
+        """The loss from which on a network that was clearly better counts as collapsed; None for one that was not. Its last
+        loss counts too: one that drifts up over many epochs overfits, it does not collapse."""
+        healthy = self.config.healthy_share * self.chance_loss
+        if fmean(self._history) >= healthy or self._history[-1] >= healthy:
+            return None
+        return (1 - self.config.collapse_band) * self.chance_loss
+
+    @staticmethod
+    def preflight(*, val_loss: float, val_accuracy: float) -> Veto | None:
+        """The reason against any mutation of a network with these measurements, None if there is none."""
+        if not math.isfinite(val_loss):
+            return Veto(VetoReason.LOSS_NON_FINITE, f"validation loss is {val_loss}")
+        if not math.isfinite(val_accuracy):
+            return Veto(VetoReason.ACCURACY_NON_FINITE, f"validation accuracy is {val_accuracy}")
+        return None
+
+    # -- the last good state ----------------------------------------------------------------------------------------------
+
+    def request_snapshot(self) -> None:
+        """Something became permanent: the next `due` is true, whatever the epoch."""
+        self._requested = True
+
+    def due(self, epoch: int) -> bool:
+        """Whether to take a snapshot at the end of this epoch (1, 2, …). Never of a network under suspicion: then a request
+        waits until it is healthy, or is void because it was rolled back."""
+        return self.consecutive == 0 and (self._requested or epoch % self.config.snapshot_every == 0)
+
+    def snapshot(self) -> None:
+        """Keep a copy of the network as it is."""
+        self.last_good: Any = self.network.snapshot_committed()
+        self._requested = False
+
+    def rollback(self) -> Sequence[LifecycleRecord]:
+        """Back to the last good state: live seeds go, host and fossils are restored, momentum is zero. The history starts
+        anew, because it belongs to a network with those seeds: measured against it, a bare host would panic for ever."""
+        records = self.network.prune_live(PruneCause.ROLLBACK)
+        self.network.restore_committed(self.last_good)
+        self.network.forget_optimizer()
+        self._history.clear()
+        self.consecutive = 0
+        self._requested = False
+        return records
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Plain values; the tensors are in `last_good`, and stored by whoever stores tensors."""
+        return {"history": list(self._history), "consecutive": self.consecutive, "requested": self._requested}
+
+    def load_state(self, state: Mapping[str, Any], last_good: Any) -> None:
+        """The inverse of `state` and `last_good`, strict."""
+        if set(state) != {"history", "consecutive", "requested"}:
+            raise StructureError(f"governor: state has fields {sorted(state)}, needs consecutive, history, requested")
+        history, consecutive, requested = state["history"], state["consecutive"], state["requested"]
+        if not isinstance(history, list) or len(history) > self.config.history_window or not all(
+                isinstance(loss, (int, float)) and math.isfinite(loss) for loss in history):
+            raise StructureError(f"governor: history is {history!r}, must be at most {self.config.history_window} finite numbers")
+        if not isinstance(consecutive, int) or consecutive < 0 or not isinstance(requested, bool):
+            raise StructureError(f"governor: consecutive is {consecutive!r}, requested {requested!r}; "
+                                 "allowed: a count from 0 up, true or false")
+        self._history = deque(map(float, history), maxlen=self.config.history_window)
+        self.consecutive, self._requested, self.last_good = consecutive, requested, last_good
+
+
+# -- preflight ------------------------------------------------------------------------------------------------------------
+
+
+class VetoReason(StrEnum):
+    """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask as well."""
+
+    LOSS_NON_FINITE = "loss_non_finite"
+    ACCURACY_NON_FINITE = "accuracy_non_finite"
+    SLOT_UNKNOWN = "slot_unknown"
+    SLOT_OCCUPIED = "slot_occupied"
+    SLOT_EMPTY = "slot_empty"
+    TOO_MANY_SEEDS = "too_many_seeds"
+    BLUEPRINT_UNKNOWN = "blueprint_unknown"
+    STAGE_FORBIDS = "stage_forbids"
+    GATE_SHUT = "gate_shut"
+    ALPHA_MOVING = "alpha_moving"
+    TOO_YOUNG = "too_young"
+
+
+@dataclass(frozen=True, slots=True)
+class Veto:
+    """The coded reason, and a sentence with the values."""
+
+    reason: VetoReason
+    detail: str
+
+
+def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *, slots: SlotConfig,
+              blueprints: Collection[BlueprintAction], val_loss: float, val_accuracy: float, max_seeds: int = 0) -> Veto | None:
+    """The first reason against this mutation of one network: its measurements, then the rules that the action mask has too.
+    Waiting is never vetoed.
+
+    `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means no limit."""
+    if action.op is LifecycleOp.WAIT:
+        return None
+    veto = TolariaGovernor.preflight(val_loss=val_loss, val_accuracy=val_accuracy)
+    if veto is not None:
+        return veto
+    if not 0 <= action.slot_idx < slots.num_slots:
+        return Veto(VetoReason.SLOT_UNKNOWN, f"slot index {action.slot_idx} of {slots.num_slots} slots")
+    slot_id = slots.slot_id_for_index(action.slot_idx)
+    report = reports.get(slot_id)
+    if action.op is LifecycleOp.GERMINATE:
+        return _veto_germination(action, slot_id, report, reports, blueprints, max_seeds)
+    return _veto_operation(action.op, slot_id, report)
+
+
+def _veto_germination(action: FactoredAction, slot_id: str, report: SeedStateReport | None,
+                      reports: Mapping[str, SeedStateReport], blueprints: Collection[BlueprintAction],
+                      max_seeds: int) -> Veto | None:
+    if report is not None:
+        return Veto(VetoReason.SLOT_OCCUPIED, f"slot {slot_id} holds {report.seed_id} in stage {report.stage.name}")
+    present = sum(r.stage in LIVE_STAGES or r.stage is SeedStage.FOSSILIZED for r in reports.values())
+    if max_seeds > 0 and present >= max_seeds:
+        return Veto(VetoReason.TOO_MANY_SEEDS, f"{present} seeds of at most {max_seeds}")
+    if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
+        return Veto(VetoReason.BLUEPRINT_UNKNOWN, f"blueprint {action.blueprint.name} is not among "
+                    + ", ".join(sorted(b.name for b in blueprints)))
+    return None
+
+
+def _veto_operation(op: LifecycleOp, slot_id: str, report: SeedStateReport | None) -> Veto | None:
+    if report is None:
+        return Veto(VetoReason.SLOT_EMPTY, f"slot {slot_id} is empty, {op.name} needs a seed")
+    where = f"slot {slot_id}: {report.seed_id} in stage {report.stage.name}"
+    transition = TRANSITIONS.get((report.stage, op))
+    if transition is None:
+        return Veto(VetoReason.STAGE_FORBIDS, f"{where}, which does not allow {op.name}")
+    if transition.gate is not None and not (report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance):
+        return Veto(VetoReason.GATE_SHUT, f"{where}, gate {transition.gate.name} is shut")
+    if transition.gate is None and report.time_to_target > 0:
+        return Veto(VetoReason.ALPHA_MOVING, f"{where}, alpha {report.alpha:.3f} is on its way to {report.alpha_target:g}")
+    if op is LifecycleOp.PRUNE and not report.can_prune:
+        return Veto(VetoReason.TOO_YOUNG, f"{where}, {report.metrics.epochs_total} epochs old")
+    return None
