@@ -6,7 +6,7 @@ one seed share initial weights, batches and the weights of their first, second, 
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
 from esper.leyline import LifecycleOp, SeedStage, objective, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
-from esper.runtime.tasks import Condition, TaskSpec, apply_condition
+from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition
 
 TEMPO = 3
 CHUNK = 64
@@ -33,6 +33,8 @@ Schedule = tuple[Planting, ...]
 STATIC: Schedule = ()
 RANDOM = "random"
 Plan = Schedule | str
+Pair = tuple[Plan, int]
+"""A plan, and the env whose random numbers it meets."""
 
 
 @dataclass(frozen=True)
@@ -45,41 +47,53 @@ class Result:
     wasted: int
 
 
-def run(task: TaskSpec, split: Split, plans: Sequence[Plan], *, env: int, condition: Condition, root: int = 0,
-        episode: int = 0) -> list[Result]:
-    """One episode of one network per plan, all with the random numbers of (root, episode, env)."""
-    return [result for at in range(0, len(plans), CHUNK)
-            for result in _run(task, split, plans[at:at + CHUNK], env, condition, root, episode)]
+def run(task: TaskSpec, split: Split, pairs: Sequence[Pair], *, root: int = 0, episode: int = 0,
+        conditions: Mapping[int, Condition] | None = None) -> list[Result]:
+    """One episode of each (plan, env); envs draw their conditions unless these are given."""
+    found: dict[Pair, Result] = {}
+    # Networks that grow alike share banks: side by side they cost least.
+    order = sorted(set(pairs), key=lambda pair: (str([(p.slot, p.blueprint) for p in pair[0]] if pair[0] != RANDOM else RANDOM), str(pair)))
+    for at in range(0, len(order), CHUNK):
+        part = order[at:at + CHUNK]
+        envs = sorted({env for _, env in part})
+        drawn = {env: draw_condition(task, root, episode, env) if conditions is None else conditions[env] for env in envs}
+        found |= zip(part, _run(task, split, part, drawn, root, episode), strict=True)
+    return [found[pair] for pair in pairs]
 
 
-def _run(task: TaskSpec, split: Split, plans: Sequence[Plan], env: int, condition: Condition, root: int,
+def _run(task: TaskSpec, split: Split, pairs: Sequence[Pair], conditions: Mapping[int, Condition], root: int,
          episode: int) -> list[Result]:
-    rows = len(plans) + -len(plans) % 8
-    batches = SharedBatchIterator(split, [[env]], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root, rows=[rows])
-    batches.begin_episode(episode, train_size=condition.train_size, label_noise=condition.label_noise)
-    model = task.build_model(rows, [stream_seed(root, "init", episode, env)] * rows)
+    padded = [*pairs, *pairs[:1] * (-len(pairs) % 8)]
+    envs, rows = list(conditions), len(padded)
+    batches = SharedBatchIterator(split, [envs], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root)
+    whole = len(split.train)
+    batches.begin_episode(episode, train_size=[conditions[env].train_size or whole for env in envs],
+                          label_noise=[conditions[env].label_noise for env in envs])
+    source = torch.tensor([envs.index(env) for _, env in padded])
+    model = task.build_model(rows, [stream_seed(root, "init", episode, env) for _, env in padded])
     optimizer = task.build_optimizer(model)
-    for row in range(rows):
-        apply_condition(model, optimizer, row, condition)
+    for row, (_, env) in enumerate(padded):
+        apply_condition(model, optimizer, row, conditions[env])
     rates = optimizer.host_lr.clone(), optimizer.seed_lr.clone()
     validation = validation_batches(split, task.val_size)
-    germination = [stream_seed(root, "germination", episode, env, number) for number in range(256)]
-    dice = np.random.default_rng(stream_seed(root, "action", episode, env))
+    dice = [np.random.default_rng(stream_seed(root, "action", episode, env)) for _, env in pairs]
     for epoch in range(1, task.episode_length + 1):
         optimizer.host_lr, optimizer.seed_lr = (rate * task.lr_factor(epoch) for rate in rates)
         for (batch,) in batches:
             optimizer.zero_grad()
-            model.losses(batch.x, batch.y).total().backward()
+            # Digits have one channel, so that channel i is env i.
+            x = batch.x.permute(0, 2, 3, 1).index_select(3, source).permute(0, 3, 1, 2)
+            model.losses(x, batch.y.index_select(0, source)).total().backward()
             optimizer.step()
         assert optimizer.stats is not None
         model.record_gradients(optimizer.stats)
-        measure_contributions(model, validation, len(plans))
-        for row, plan in enumerate(plans):
-            step = choose_random(model, task, row, dice) if plan == RANDOM else follow(model, plan, row, epoch)
+        measure_contributions(model, validation, len(pairs))
+        for row, (plan, env) in enumerate(pairs):
+            step = choose_random(model, task, row, dice[row]) if plan == RANDOM else follow(model, plan, row, epoch)
             if step is not None:
-                act(model, row, *step, germination)
+                act(model, row, *step, stream_seed(root, "germination", episode, env, model.germinations[row]))
         model.step_epoch()
-    return [conclude(task, model, row, accuracy) for row, accuracy in enumerate(committed_accuracy(model, validation, len(plans)))]
+    return [conclude(task, model, row, accuracy) for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))]
 
 
 Step = tuple[LifecycleOp, str, str]
@@ -117,9 +131,9 @@ def choose_random(model: MorphogeneticModel, task: TaskSpec, row: int, dice: np.
     return None if op is LifecycleOp.WAIT else (op, slot, blueprint)
 
 
-def act(model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, blueprint: str, germination: Sequence[int]) -> None:
+def act(model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, blueprint: str, init_seed: int) -> None:
     if op is LifecycleOp.GERMINATE:
-        model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=germination[model.germinations[row]])
+        model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=init_seed)
     else:
         operation = {LifecycleOp.ADVANCE: model.advance, LifecycleOp.FOSSILIZE: model.fossilize, LifecycleOp.PRUNE: model.prune}[op]
         operation(slot, row=row)

@@ -84,7 +84,7 @@ def plain_mlp(host: MLPHost, row: int, x: Tensor) -> Tensor:
     return F.linear(x, host.head.weight[row], host.head.bias[row])
 
 
-# -- sizes -----------------------------------------------------------------------------------------------------------------------
+# -- sizes -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("options", "count"), [
@@ -109,7 +109,7 @@ def test_counts_are_those_of_one_row(topology):
         p.numel() for p in HOSTS[topology](1).parameters())
 
 
-# -- slots -----------------------------------------------------------------------------------------------------------------------
+# -- slots -------------------------------------------------------------------------------------------------------------------
 
 
 def test_cnn_slots():
@@ -145,7 +145,7 @@ def test_only_wanted_slots_exist(topology):
         model.germinate("r0c0", "norm")
 
 
-# -- the same network in plain torch ---------------------------------------------------------------------------------------------
+# -- the same network in plain torch -----------------------------------------------------------------------------------------
 
 
 CNNS = [{"base": 8, "size": 16}, {"base": 3, "size": 8, "channels": 1}, {"base": 1, "kernel": 1, "size": 8},
@@ -232,7 +232,7 @@ def test_cross_entropy_of_each_lane(topology):
         assert losses.main[row].item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-# -- initial values --------------------------------------------------------------------------------------------------------------
+# -- initial values ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"vocabulary": 17, "features": 8, "heads": 2, "layers": 2, "segments": 2},
@@ -270,7 +270,7 @@ def test_rows_differ_and_a_reset_draws_them_again(topology):
         assert "running" not in name or not torch.equal(buffer[3], dict(other.host.named_buffers())[name][3])
 
 
-# -- crippled rows ---------------------------------------------------------------------------------------------------------------
+# -- crippled rows -----------------------------------------------------------------------------------------------------------
 
 
 def small_cnn(population: int, kernel: int = 3) -> MorphogeneticModel:
@@ -329,7 +329,7 @@ def test_marks_must_fit_the_blocks():
     assert all(torch.equal(block.conv.taps, b) for block, b in zip(host.blocks, before, strict=True))
 
 
-# -- specs and bad input ---------------------------------------------------------------------------------------------------------
+# -- specs and bad input -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", [

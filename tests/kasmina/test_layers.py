@@ -360,7 +360,7 @@ def test_other_populations_are_refused(population):
         check_population(population)
 
 
-# -- moving lanes --------------------------------------------------------------------------------------------------------------
+# -- moving lanes ------------------------------------------------------------------------------------------------------------
 
 layouts = pytest.mark.parametrize("layout", [IMAGE, SEQUENCE], ids=["image", "sequence"])
 

@@ -400,6 +400,16 @@ class Layout:
         cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
         return self._join(self._split(x, lanes).index_copy(3, index, cut[0] if len(cut) == 1 else torch.cat(cut, 3)))
 
+    def cat(self, x: Tensor, y: Tensor) -> Tensor:
+        """The lanes of both, side by side."""
+        return torch.cat([x, y], 1 if self.image else 0)
+
+    def zero_after(self, x: Tensor, lanes: int, count: int) -> Tensor:
+        """`x` with all lanes but the first `count` set to 0, in place."""
+        tail = self._split(x, lanes)[:, :, :, count:] if self.image else x[count:]
+        tail.zero_()
+        return x
+
     def settle(self, x: Tensor) -> Tensor:
         """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a lane's must
         not depend on whether it was moved."""

@@ -6,8 +6,8 @@ lanes, with seeds applied to some of the lanes.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,9 @@ from esper.leyline import (
     allowed,
     stream_seed,
 )
+
+Probe = Callable[[str, Tensor, Tensor], Tensor]
+"""(slot, features before its seeds, features after them) → features that go on."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -70,6 +73,8 @@ class GroupSpec:
     parameters: dict[str, Tensor]
     births: list[int]
     learning: list[bool]
+    frozen: bool
+    """A row that does not learn may receive a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,23 @@ class Growth:
     alpha: Tensor  # [lanes.count]
     multiply: Tensor | None  # [lanes.count] bool
     gate: Tensor | None  # [lanes.count] bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowStep:
+    """What happens after one segment of the shadow pass: blended seeds of the lanes under way, then new lanes join."""
+
+    slot_id: str
+    growth: list[Growth]
+    joining: Lanes | None = None
+    seeds: list[Growth] = field(default_factory=list)  # the incubating seeds of the joining lanes
+    lanes: Lanes = field(default_factory=lambda: Lanes(0, Mode.SHADOW))  # all lanes from here on
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPlan:
+    steps: list[ShadowStep]
+    real: Tensor  # lanes that are not padding
 
 
 class MorphogeneticModel(nn.Module):
@@ -120,6 +142,7 @@ class MorphogeneticModel(nn.Module):
         self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
         self.version = 0
         self._plan: dict[str, list[Growth]] | None = None
+        self._shadow_plan: ShadowPlan | None = None
         self.germinations = [0] * self.population
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
         self.host_births = [0] * self.population
@@ -158,13 +181,13 @@ class MorphogeneticModel(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> MorphogeneticModel:
         # The plan holds tensors of the device and dtype that the network is about to leave.
-        self._plan = None
+        self._plan = self._shadow_plan = None
         return super()._apply(fn, recurse)
 
     def changed(self) -> None:
         """Note that structure or alpha changed: plans and optimizers are out of date."""
         self.version += 1
-        self._plan = None
+        self._plan = self._shadow_plan = None
 
     # -- lifecycle ----------------------------------------------------------------------------------------------------------
 
@@ -274,6 +297,12 @@ class MorphogeneticModel(nn.Module):
         self.host.check_input(x)
         return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
 
+    def forward_probed(self, x: Tensor, probe: Probe) -> Tensor:
+        """Outputs `[P, B, …]` of all rows with batch statistics, as in training, but every parameter a constant and nothing
+        recorded. At each slot `probe` sees the features before and after its seeds; what it returns goes on."""
+        self.host.check_input(x)
+        return self._walk(x, Lanes(self.population, Mode.SHADOW), probe=probe)
+
     def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy) -> Losses:
         """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation."""
         self.host.check_input(x)
@@ -286,11 +315,11 @@ class MorphogeneticModel(nn.Module):
         main = criterion(outputs, targets)
         if self.incubation is Incubation.STE or not incubating:
             return Losses(main, None, outputs)
-        shadows = [self._shadow_loss(slot_id, rows, taps[slot_id], targets, criterion) for slot_id, rows in incubating.items()]
-        return Losses(main, torch.cat(shadows), outputs)
+        return Losses(main, self._shadow_losses(taps, targets, criterion), outputs)
 
     def _walk(self, x: Tensor, lanes: Lanes, *, start: int = 0, growth: Mapping[str, list[Growth]] | None = None,
-              taps: dict[str, Tensor] | None = None, incubating: Mapping[str, list[int]] | None = None) -> Tensor:
+              taps: dict[str, Tensor] | None = None, incubating: Mapping[str, list[int]] | None = None,
+              probe: Probe | None = None) -> Tensor:
         """Segments from `start` to the output; at each slot the seeds of `growth` (the plan, if not given) are applied.
 
         Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it (STE)."""
@@ -305,8 +334,11 @@ class MorphogeneticModel(nn.Module):
                     x = self._straight_through(slot_id, incubating[slot_id], x, lanes)
                 elif taps is not None:
                     taps[slot_id] = x.detach()
+            before = x
             if plan.get(slot_id):
                 x = self.grow(slot_id, x, lanes, plan[slot_id])
+            if probe is not None:
+                x = probe(slot_id, before, x)
         return self.host.segment(len(self.slot_after), x, lanes)
 
     def grow(self, slot_id: str, x: Tensor, lanes: Lanes, growth: Sequence[Growth]) -> Tensor:
@@ -346,25 +378,63 @@ class MorphogeneticModel(nn.Module):
         seeded = [SeededLane(lane, row, seed, 1.0) for lane, row in enumerate(rows) if (seed := seeds[row]) is not None]
         return self._group(slot_id, seeded, rows)
 
-    def _shadow_loss(self, slot_id: str, rows: list[int], features: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
-        """The loss at the incubating seeds' own output: their features go on through the frozen rest of their hosts."""
-        padded = self.padded(rows)
-        index = torch.tensor(padded, device=features.device)
-        identity = padded == list(range(self.population))
-        x = features if identity else self.layout.take(features, self.population, index)
-        lanes = Lanes(len(padded), Mode.SHADOW, None if identity else index)
-        # The seed itself learns; everything after it is constant.
-        x = self.grow(slot_id, x, Lanes(lanes.count, Mode.TRAIN, lanes.rows), self._incubator(slot_id, rows))
-        start = self.slot_after.index(slot_id) + 1
-        outputs = self._walk(x, lanes, start=start, growth=self._growth_for(rows))
-        return criterion(outputs, targets if identity else targets.index_select(0, index))[:len(rows)]
+    def _shadow_losses(self, features: Mapping[str, Tensor], targets: Tensor, criterion: Criterion) -> Tensor:
+        """The losses at the incubating seeds' own outputs. Their features go on through the frozen rest of their hosts, all in
+        one pass: at each slot the lanes of its incubating seeds join those that are under way."""
+        plan = self._shadow_plan = self._shadow_plan or self._plan_shadows()
+        x: Tensor | None = None
+        lanes = Lanes(0, Mode.SHADOW)
+        for index, step in enumerate(plan.steps):
+            if x is not None:
+                x = self.host.segment(index, x, lanes)
+                if step.growth:
+                    x = self.grow(step.slot_id, x, lanes, step.growth)
+            if step.joining is not None:
+                joining = Lanes(step.joining.count, Mode.TRAIN, step.joining.rows)
+                taken = features[step.slot_id]
+                if joining.rows is not None:
+                    taken = self.layout.take(taken, self.population, joining.rows)
+                # These seeds learn; everything after them is constant.
+                seeded = self.grow(step.slot_id, taken, joining, step.seeds)
+                x = seeded if x is None else self.layout.cat(x, seeded)
+                lanes = step.lanes
+        assert x is not None
+        outputs = self.host.segment(len(plan.steps), x, lanes)
+        wanted = targets if lanes.rows is None else targets.index_select(0, lanes.rows)
+        return criterion(outputs, wanted).index_select(0, plan.real)
+
+    def _plan_shadows(self) -> ShadowPlan:
+        incubating, device = self._incubating(), self.slots()[0].anchor.device
+        steps: list[ShadowStep] = []
+        rows: list[int] = []
+        real: list[int] = []
+        for slot_id in self.slot_after:
+            blended = [] if slot_id is None else [i for i, row in enumerate(rows) if self._is_blended(slot_id, row)]
+            growth = self.growth_at(slot_id or "", blended, rows) if blended else []
+            if slot_id is None or slot_id not in incubating:
+                steps.append(ShadowStep(slot_id or "", growth))
+                continue
+            mine = self.padded(incubating[slot_id])
+            real += range(len(rows), len(rows) + len(incubating[slot_id]))
+            rows += mine
+            steps.append(ShadowStep(slot_id, growth, self._lanes(mine), self._incubator(slot_id, incubating[slot_id]),
+                                    self._lanes(rows)))
+        return ShadowPlan(steps, torch.tensor(real, device=device))
+
+    def _lanes(self, rows: Sequence[int]) -> Lanes:
+        everyone = list(rows) == list(range(self.population))
+        return Lanes(len(rows), Mode.SHADOW, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device))
+
+    def _is_blended(self, slot_id: str, row: int) -> bool:
+        seed = self.slot(slot_id).seeds[row]
+        return seed is not None and seed.is_blended
 
     def _straight_through(self, slot_id: str, rows: list[int], x: Tensor, lanes: Lanes) -> Tensor:
         """Leave the features as they are, and hand the gradient that reaches them to the incubating seeds as well."""
         index = torch.tensor(self.padded(rows), device=x.device)
         taken = self.layout.take(x.detach(), lanes.count, index)
         seeded = self.grow(slot_id, taken, Lanes(len(index), Mode.TRAIN, index), self._incubator(slot_id, rows))
-        return _StraightThrough.apply(x, seeded, self, index)
+        return _StraightThrough.apply(x, seeded, self, index, len(rows))
 
     # -- the plan -------------------------------------------------------------------------------------------------------------
 
@@ -377,7 +447,7 @@ class MorphogeneticModel(nn.Module):
         """The blended seeds of each slot for lanes that stand for `rows` (padding not counted)."""
         plan = {}
         for slot in self.slots():
-            seeded = [lane for lane, row in enumerate(rows) if (seed := slot.seeds[row]) is not None and seed.is_blended]
+            seeded = [lane for lane, row in enumerate(rows) if self._is_blended(slot.slot_id, row)]
             if seeded:
                 plan[slot.slot_id] = self.growth_at(slot.slot_id, seeded, rows)
         return plan
@@ -421,13 +491,15 @@ class MorphogeneticModel(nn.Module):
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""
         everyone = [True] * self.population
-        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone)]
+        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone, False)]
         for slot in self.slots():
             learning = [seed is not None and seed.is_learning for seed in slot.seeds]
             for name, bank in slot.banks.items():
-                live = slot.live_rows(name)
+                mine = [a and b for a, b in zip(slot.live_rows(name), learning, strict=True)]
+                # Seeds that are being blended out run and do not learn; gates run for all seeds beside one that is gated.
+                frozen = name == GATE_BANK or any(s is not None and s.is_blended and not s.is_learning for s in slot.seeds)
                 groups.append(GroupSpec(slot.slot_id, f"{slot.slot_id}.{name}", dict(bank.named_parameters()),
-                                        list(slot.births[name]), [a and b for a, b in zip(live, learning, strict=True)]))
+                                        list(slot.births[name]), mine, frozen))
         return groups
 
     def live_banks(self, row: int) -> set[str]:
@@ -439,14 +511,16 @@ class _StraightThrough(torch.autograd.Function):
     """Forward: the host's features, untouched even where the seed's are NaN. Backward: the gradient goes both ways."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeded: Tensor, model: MorphogeneticModel, index: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.model, ctx.index = model, index
+    def forward(ctx: Any, x: Tensor, seeded: Tensor, model: MorphogeneticModel, index: Tensor, count: int) -> Tensor:  # noqa: ARG004
+        ctx.model, ctx.index, ctx.count = model, index, count
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        lanes = ctx.model.population
-        return grad, ctx.model.layout.take(grad, lanes, ctx.index), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        layout = ctx.model.layout
+        taken = layout.take(grad, ctx.model.population, ctx.index)
+        # Padding lanes repeat a seed; a gradient of theirs would teach it again.
+        return grad, layout.zero_after(taken, len(ctx.index), ctx.count), None, None, None
 
 
 def _flags(lanes: Sequence[SeededLane], wanted: AlphaAlgorithm, anchor: Tensor) -> Tensor | None:

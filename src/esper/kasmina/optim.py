@@ -55,6 +55,8 @@ class Bank:
     """[P] counter of each row's beginnings and endings, as of the last step."""
     learning: Tensor
     """[P] bool: rows that the optimizer may move."""
+    frozen: bool
+    """Some row takes part in a pass and may still not move, so its gradient must be taken out."""
     steps: Tensor
     """[P] updates each row has had."""
     state: dict[str, list[Tensor]]
@@ -122,14 +124,16 @@ class PopulationOptimizer:
                     for tensor in tensors:
                         tensor[reborn] = 0
             known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
+            known.frozen = spec.frozen
             group.banks[spec.name] = known
         self._version = self.model.version
 
     def _new_bank(self, parameters: dict[str, Tensor]) -> Bank:
         population = self.model.population
         moments = ("momentum",) if self.config.kind == "sgd" else ("mean", "square")
-        return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool),
-                    torch.zeros_like(self.host_lr), {m: [torch.zeros_like(p) for p in parameters.values()] for m in moments})
+        state = {moment: [torch.zeros_like(p) for p in parameters.values()] for moment in moments}
+        return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool), False,
+                    torch.zeros_like(self.host_lr), state)
 
     # -- stepping ---------------------------------------------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class PopulationOptimizer:
         self.sync()
         host_norm, norm, vanishing, exploding = None, {}, {}, {}
         for name, group in self.groups.items():
-            work = [(bank, grads) for bank in group.banks.values() if (grads := self._gradients(bank, group.is_host)) is not None]
+            work = [(bank, grads) for bank in group.banks.values() if (grads := self._gradients(bank)) is not None]
             if not work:
                 continue
             # One row of norms for each tensor, one column for each network.
@@ -170,14 +174,15 @@ class PopulationOptimizer:
         count = own.sum(0).clamp(min=1)
         return (own & (norms < VANISHING)).sum(0) / count, (own & ~(norms <= EXPLODING)).sum(0) / count
 
-    def _gradients(self, bank: Bank, is_host: bool) -> list[Tensor] | None:
+    def _gradients(self, bank: Bank) -> list[Tensor] | None:
         """The bank's gradients, 0 in rows that do not learn; None where no pass reached the bank."""
         parameters = list(bank.parameters.values())
         if not parameters or all(p.grad is None for p in parameters):
             return None
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        # Selected, not multiplied by 0: a frozen row's gradient may be NaN.
-        return grads if is_host else [torch.where(_column(bank.learning, g), g, 0.0) for g in grads]
+        # Rows that take no part in a pass have no gradient. That of a frozen one is selected out, not multiplied by 0: it may
+        # be NaN.
+        return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads] if bank.frozen else grads
 
     def _update(self, bank: Bank, grads: list[Tensor], is_host: bool) -> None:
         parameters = list(bank.parameters.values())

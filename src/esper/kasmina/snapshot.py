@@ -24,7 +24,17 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
 from esper.kasmina.seed import Seed, check_fields
 from esper.kasmina.slot import GATE_BANK
-from esper.leyline import AlphaAlgorithm, EsperError, GateConfig, GateLevel, Incubation, Pacing, SeedStage, StructureError, allowed
+from esper.leyline import (
+    AlphaAlgorithm,
+    EsperError,
+    GateConfig,
+    GateLevel,
+    Incubation,
+    Pacing,
+    SeedStage,
+    StructureError,
+    allowed,
+)
 
 FORMAT = "esper-network-1"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
@@ -53,8 +63,8 @@ def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, 
     does not fit changes nothing. With `committed_only` time does not run backwards: slots that the snapshot does not name
     go on with their cooldown, and germinations go on counting."""
     model.check_row(row)
-    seeds: dict[str, Seed | None] = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
-    _check_fit(model, {slot_id: seed for slot_id, seed in seeds.items() if seed is not None}, snapshot.tensors)
+    seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
+    _check_fit(model, seeds, snapshot.tensors)
     for slot in model.slots():
         now = slot.seeds[row]
         cooling = now if committed_only and now is not None and not now.is_present else None

@@ -189,6 +189,16 @@ class TaskSpec:
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:
         return PopulationOptimizer(model, self.optimizer)
 
+    def prepare_row(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
+                    env: int) -> None:
+        """Give a fresh row what its episode has drawn for it."""
+        apply_condition(model, optimizer, row, draw_condition(self, root_seed, episode, env))
+
+    def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
+        """The drawn conditions of these envs as the batch iterator's `begin_episode` takes them."""
+        drawn = [draw_condition(self, root_seed, episode, env) for env in envs]
+        return {"train_size": [c.train_size for c in drawn], "label_noise": [c.label_noise for c in drawn]}
+
 
 def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Condition:
     """What this env meets in this episode; the unconditional world where the task draws nothing."""

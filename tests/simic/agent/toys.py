@@ -1,6 +1,6 @@
 """Small tasks with known answers, and the loop that trains an agent on them through its public surface.
 
-E envs, S slots. Every task yields observations and masks for step t of an episode and pays for the actions taken there.
+E envs, S slots. Every task yields observations and masks for its step `t` and pays for the actions taken there.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, OP_FOSSILIZE, OP_GERMINATE, OP_WAIT, RELEVANCE, ActionMasks, PolicyObservation, head_sizes
+from esper.leyline import HEAD_NAMES, OP_FOSSILIZE, OP_WAIT, RELEVANCE, ActionMasks, PolicyObservation, head_sizes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
@@ -30,6 +30,7 @@ class MaskedBandit:
 
     envs: int
     seed: int
+    t: int = 0
     slots: int = 3
     steps: int = 8
     base_dim: int = 4
@@ -41,7 +42,7 @@ class MaskedBandit:
         # Each op is worth something else in each context, the best one 1.
         self.table = torch.stack([torch.randperm(6, generator=self.generator) / 5.0 for _ in range(self.base_dim)])
 
-    def observe(self, t: int) -> tuple[PolicyObservation, ActionMasks]:
+    def observe(self) -> tuple[PolicyObservation, ActionMasks]:
         self.context = torch.randint(self.base_dim, (self.envs,), generator=self.generator)
         self.quality = torch.rand(self.envs, self.slots, generator=self.generator)
         masks = open_masks(self.envs, self.slots)
@@ -53,32 +54,35 @@ class MaskedBandit:
         base = torch.nn.functional.one_hot(self.context, self.base_dim).float()
         return PolicyObservation(base, self.quality.unsqueeze(-1), torch.full((self.envs, self.slots), -1)), masks
 
-    def reward(self, t: int, actions: Tensor) -> Tensor:
+    def reward(self, actions: Tensor) -> Tensor:
         pays = self.table[self.context]
         quality = self.quality.gather(1, actions[:, :1]).squeeze(1)
         slot_factor = torch.where(actions[:, OP] == OP_WAIT, 1.0, 0.5 + 0.5 * quality)
         return pays.gather(1, actions[:, OP:]).squeeze(1) * slot_factor
 
-    def best(self, t: int) -> Tensor:
+    def best(self) -> Tensor:
         best_quality = torch.where(self.masks.slot_by_op, self.quality.unsqueeze(1), -1.0).amax(-1)
         factor = 0.5 + 0.5 * best_quality
         factor[:, OP_WAIT] = 1.0
         return torch.where(self.masks.op, self.table[self.context] * factor, 0.0).amax(-1)
 
-    def terminal(self, t: int) -> bool:
+    def terminal(self) -> bool:
         return True
 
 
 @dataclass
 class Recall:
-    """A cue at step 0, noise after it, and at the last step the answer that the cue asked for; nothing else pays."""
+    """A cue at step 0, nothing after it, and at the last step the answer that the cue asked for; nothing else pays.
+
+    `free`: the answer's op is legal all along, so that most decisions mean nothing and credit has to find the last one.
+    """
 
     envs: int
     seed: int
+    t: int = 0
     slots: int = 1
     delay: int = 30
-    noise: float = 0.0
-    free: bool = True
+    free: bool = False
     base_dim: int = 8
     slot_dim: int = 1
 
@@ -86,28 +90,27 @@ class Recall:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.steps = self.delay + 1
 
-    def observe(self, t: int) -> tuple[PolicyObservation, ActionMasks]:
-        base = self.noise * torch.randn(self.envs, self.base_dim, generator=self.generator)
-        base[:, 0] = t == self.delay
-        if t == 0:
+    def observe(self) -> tuple[PolicyObservation, ActionMasks]:
+        base = torch.zeros(self.envs, self.base_dim)
+        base[:, 0] = self.t == self.delay
+        if self.t == 0:
             self.cue = torch.randint(2, (self.envs,), generator=self.generator)
             base[:, 1:] = 2.0 * self.cue[:, None] - 1.0
         masks = open_masks(self.envs, self.slots)
         masks.op[:] = False
         masks.op[:, OP_WAIT] = True
-        if t == self.delay or self.free:
-            masks.op[:, OP_FOSSILIZE] = True
+        masks.op[:, OP_FOSSILIZE] = self.free or self.t == self.delay
         return PolicyObservation(base, torch.zeros(self.envs, self.slots, 1), torch.full((self.envs, self.slots), -1)), masks
 
-    def reward(self, t: int, actions: Tensor) -> Tensor:
+    def reward(self, actions: Tensor) -> Tensor:
         right = (actions[:, OP] == OP_FOSSILIZE) == self.cue.bool()
-        return right.float() if t == self.delay else torch.zeros(self.envs)
+        return right.float() if self.t == self.delay else torch.zeros(self.envs)
 
-    def best(self, t: int) -> Tensor:
-        return torch.full((self.envs,), float(t == self.delay))
+    def best(self) -> Tensor:
+        return torch.full((self.envs,), float(self.t == self.delay))
 
-    def terminal(self, t: int) -> bool:
-        return t == self.delay
+    def terminal(self) -> bool:
+        return self.t == self.delay
 
 
 @dataclass
@@ -116,6 +119,7 @@ class Identity:
 
     envs: int
     seed: int
+    t: int = 0
     slots: int = 3
     steps: int = 8
     slot_dim: int = 1
@@ -126,22 +130,22 @@ class Identity:
         self.base_dim = sum(self.sizes[1:])
         self.relevance = torch.tensor(RELEVANCE)
 
-    def observe(self, t: int) -> tuple[PolicyObservation, ActionMasks]:
+    def observe(self) -> tuple[PolicyObservation, ActionMasks]:
         self.asked = torch.stack([torch.randint(n, (self.envs,), generator=self.generator) for n in self.sizes], dim=1)
         told = [torch.nn.functional.one_hot(self.asked[:, h], n).float() for h, n in enumerate(self.sizes)]
         obs = PolicyObservation(torch.cat(told[1:], dim=1), told[0].unsqueeze(-1), torch.full((self.envs, self.slots), -1))
         return obs, open_masks(self.envs, self.slots)
 
-    def reward(self, t: int, actions: Tensor) -> Tensor:
+    def reward(self, actions: Tensor) -> Tensor:
         right = actions == self.asked
         relevant = self.relevance[self.asked[:, OP]]
         share = (right & relevant).sum(1) / relevant.sum(1)
         return torch.where(right[:, OP], share, 0.0)
 
-    def best(self, t: int) -> Tensor:
+    def best(self) -> Tensor:
         return torch.ones(self.envs)
 
-    def terminal(self, t: int) -> bool:
+    def terminal(self) -> bool:
         return True
 
 
@@ -161,13 +165,14 @@ def rollout(toy: Toy, agent: PPOAgent, episode: int, *, learn: bool = True, forg
     uniforms = action_uniforms(agent.seed, episode, range(toy.envs), toy.steps)
     earned = possible = 0.0
     for t in range(toy.steps):
-        obs, masks = toy.observe(t)
+        toy.t = t
+        obs, masks = toy.observe()
         reset = torch.full((toy.envs,), t == 0 or forget)
         step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], deterministic=not learn, reset=reset)
-        reward = toy.reward(t, step.actions)
-        earned, possible = earned + reward.sum().item(), possible + toy.best(t).sum().item()
+        reward = toy.reward(step.actions)
+        earned, possible = earned + reward.sum().item(), possible + toy.best().sum().item()
         if learn:
-            agent.record(obs, masks, step, reward=reward, terminal=torch.full((toy.envs,), toy.terminal(t)), reset=reset)
+            agent.record(obs, masks, step, reward=reward, terminal=torch.full((toy.envs,), toy.terminal()), reset=reset)
         hidden = step.hidden
     return earned / possible
 
@@ -176,3 +181,8 @@ def train(toy: Toy, agent: PPOAgent, updates: int) -> None:
     for episode in range(updates):
         rollout(toy, agent, episode)
         agent.update()
+
+
+def score(toy: Toy, agent: PPOAgent, *, rollouts: int = 8, forget: bool = False) -> float:
+    """Mean share of the best possible reward when the agent takes its most likely actions."""
+    return sum(rollout(toy, agent, episode=0, learn=False, forget=forget) for _ in range(rollouts)) / rollouts

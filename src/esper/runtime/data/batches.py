@@ -191,11 +191,13 @@ class SharedBatchIterator:
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def begin_episode(self, episode: int, *, train_size: ArrayLike | None = None, label_noise: ArrayLike | None = None) -> None:
-        """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training samples it has, and
-        which share of them carries a wrong label. A smaller pool is part of the larger one of the same env and episode."""
+    def begin_episode(self, episode: int, *, train_size: int | Sequence[int | None] | None = None,
+                      label_noise: ArrayLike | None = None) -> None:
+        """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training samples it has (None:
+        all), and which share of them carries a wrong label. A smaller pool is part of the larger one of the same env and episode."""
         whole = len(self._split.train)
-        sizes = self._per_env("train_size", whole if train_size is None else train_size)
+        given = train_size if isinstance(train_size, Sequence) else [train_size] * len(self.envs)
+        sizes = self._per_env("train_size", [whole if size is None else size for size in given])
         noise = self._per_env("label_noise", 0.0 if label_noise is None else label_noise)
         if not ((sizes >= 1) & (sizes <= whole)).all():
             raise DataError(f"train_size {sizes.tolist()}; allowed: 1 to {whole}")

@@ -38,7 +38,7 @@ class PPOConfig:
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    target_kl: float | None = 0.03
+    target_kl: float | None = 0.05
     """An update ends early above 1.5 times this KL; None never stops."""
     lr: float = 1e-3
     """Adam's step size."""
@@ -202,7 +202,8 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
             loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
                                             entropy_coef=entropy_coef)
         if steps and config.target_kl is not None and measured["approx_kl"].item() > 1.5 * config.target_kl:
-            torch._foreach_copy_([p.data for p in parameters], before_step)
+            for parameter, saved in zip(parameters, before_step, strict=True):
+                parameter.data.copy_(saved)
             kl_stopped, steps = True, steps - 1
             break
         if i == len(order):
@@ -219,7 +220,8 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
                     "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr")
             continue
         log.append(values)
-        torch._foreach_copy_(before_step, [p.data for p in parameters])
+        for parameter, saved in zip(parameters, before_step, strict=True):
+            saved.copy_(parameter.data)
         optimizer.step()
         steps += 1
     by_name = {name: [values[name] for values in log] or [math.nan] for name in (log[0] if log else measured)}

@@ -62,7 +62,7 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
     tallies = bring_home([torch.stack([group.loss_sum, group.correct]) for group in groups] + [s.packed() for s in stats])
     for group, numbers, gradients, measured in zip(groups, tallies[:len(groups)], tallies[len(groups):], stats, strict=True):
-        group.model.record_gradients(measured, gradients)  # type: ignore[arg-type]
+        group.model.record_gradients(measured, gradients)
         for env in group.envs:
             env.train_loss = float(numbers[0, env.row]) / group.batches
             env.train_correct = int(numbers[1, env.row])

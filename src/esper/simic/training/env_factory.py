@@ -15,7 +15,7 @@ from esper.kasmina import (
     OptimizerRow,
     PopulationOptimizer,
     RowSnapshot,
-    restore_committed,
+    restore_row,
     snapshot_row,
 )
 from esper.leyline import (
@@ -57,8 +57,14 @@ class Task(Protocol):
 
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer: ...
 
-    def begin_episode(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
-                      env: int) -> None: ...
+    def lr_factor(self, epoch: int) -> float: ...
+
+    def prepare_row(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
+                    env: int) -> None:
+        """Give a fresh row what its episode has drawn for it."""
+
+    def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
+        """What the batch iterator needs to know of the envs' conditions, as keyword arguments of its begin_episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,7 @@ class GovernedRow:
         return snapshot_row(self.network.model, self.network.row, committed_only=True)
 
     def restore_committed(self, snapshot: RowSnapshot) -> None:
-        restore_committed(self.network.model, snapshot, self.network.row)
+        restore_row(self.network.model, snapshot, self.network.row, committed_only=True)
 
     def prune_live(self, cause: PruneCause) -> tuple[LifecycleRecord, ...]:
         live = [slot_id for slot_id, report in self.network.reports().items() if report.stage in LIVE_STAGES]
@@ -117,7 +123,7 @@ def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: i
     for env in group.envs:
         group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.env_idx))
         group.optimizer.forget_row(env.row)
-        task.begin_episode(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.env_idx)
+        task.prepare_row(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.env_idx)
         env.episode_idx = first_episode
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0

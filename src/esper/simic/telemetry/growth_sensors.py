@@ -1,0 +1,118 @@
+"""Where would growth help? For every slot of every network, dormant ones included, on one batch.
+
+A zero-initialised layer beside the slot would change nothing and receive a gradient: how large that gradient is says how
+much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). Control input, so measured at
+every telemetry level; nothing that training uses is touched.
+
+P rows, B batch, C channels or features, S slots.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from esper.kasmina.model import MorphogeneticModel, cross_entropy
+from esper.kasmina.optim import Criterion
+
+KERNEL = 3
+CENTRE = KERNEL * KERNEL // 2
+SMALL_MAP = 4
+"""Up to this many pixels, a product of all pairs of pixels is several times as fast as the convolution's own backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthSensors:
+    """Slots in the order of the model's `slot_config`. On the device; NaN where a network's own numbers are not finite, and
+    where a ratio has no denominator."""
+
+    boundary_norm: Tensor  # [P, S] ‖∂L/∂h‖ at the slot's output
+    growth_score: Tensor  # [P, S] gradient of the zero layer per √parameter, over the host's
+    tap_ratio: Tensor | None  # [P, S] off-centre to centre taps of that gradient, per tap; None without convolutions
+
+    def packed(self) -> Tensor:
+        """Everything as [2 or 3, P, S], for one transfer."""
+        return torch.stack([t for t in (self.boundary_norm, self.growth_score, self.tap_ratio) if t is not None])
+
+
+class _Boundaries:
+    """Notes the features on both sides of every slot, and makes sure that those after it have a gradient."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Tensor] = {}
+        self.after: dict[str, Tensor] = {}
+
+    def __call__(self, slot_id: str, before: Tensor, after: Tensor) -> Tensor:
+        after = after if after.requires_grad else after.detach().requires_grad_()
+        self.before[slot_id], self.after[slot_id] = before.detach(), after
+        return after
+
+
+def measure_growth(model: MorphogeneticModel, x: Tensor, targets: Tensor, host_norm: Tensor,
+                   criterion: Criterion = cross_entropy) -> GrowthSensors:
+    """Sensors of all slots of all rows from one forward and backward pass over a training batch.
+
+    `host_norm` [P] is the norm of each host's gradient, as the last step measured it (`optimizer.stats.host_norm`)."""
+    boundaries = _Boundaries()
+    with torch.enable_grad():
+        outputs = model.forward_probed(x, boundaries)
+        if model.population == 1 and targets.dim() == outputs.dim() - 2:
+            targets = targets.unsqueeze(0)
+        total = criterion(outputs, targets).sum()
+    gradients = torch.autograd.grad(total, list(boundaries.after.values()))
+    by_slot = dict(zip(boundaries.after, gradients, strict=True))
+    host_rms = host_norm / model.host_params ** 0.5
+    norms, scores, ratios = [], [], []
+    for slot_id in model.slot_config.slot_ids:
+        norm, taps, channels = _read(model, boundaries.before[slot_id], by_slot[slot_id])
+        norms.append(norm)
+        scores.append(torch.linalg.vector_norm(taps, dim=1) / (channels * taps.shape[1] ** 0.5 * host_rms))
+        if model.layout.image:
+            off_centre = torch.linalg.vector_norm(torch.cat([taps[:, :CENTRE], taps[:, CENTRE + 1:]], 1), dim=1)
+            ratios.append(off_centre / (taps.shape[1] - 1) ** 0.5 / taps[:, CENTRE])
+    return GrowthSensors(torch.stack(norms, 1), torch.stack(scores, 1), torch.stack(ratios, 1) if ratios else None)
+
+
+def _read(model: MorphogeneticModel, before: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, int]:
+    """At one slot: the norm of the gradient [P], that of each tap of the zero layer's gradient [P, taps], and the channels.
+
+    The zero layer itself is never run: its output is 0, and its weight's gradient needs only what goes in and what comes
+    back."""
+    rows = model.population
+    if model.layout.image:
+        channels = before.shape[1] // rows
+        weight = _conv_gradient(before, gradient, rows, channels)
+        norm = gradient.square().sum((0, 2, 3)).view(rows, channels).sum(1).sqrt()
+        return norm, torch.linalg.vector_norm(weight.unflatten(0, (rows, channels)), dim=(1, 2)).flatten(1), channels
+    flat_before, flat_gradient = before.reshape(rows, -1, before.shape[-1]), gradient.reshape(rows, -1, before.shape[-1])
+    weight = torch.bmm(flat_gradient.transpose(1, 2), flat_before)
+    taps = torch.linalg.vector_norm(weight.flatten(1), dim=1).unsqueeze(1)
+    return torch.linalg.vector_norm(flat_gradient.flatten(1), dim=1), taps, before.shape[-1]
+
+
+def _conv_gradient(before: Tensor, gradient: Tensor, rows: int, channels: int) -> Tensor:
+    """Gradient [P·C, C, 3, 3] of the weight of a convolution with P groups."""
+    batch, _, height, width = before.shape
+    if height * width > SMALL_MAP:
+        shape = (rows * channels, channels, KERNEL, KERNEL)
+        return conv2d_weight(before, shape, gradient, padding=KERNEL // 2, groups=rows)
+    # On few pixels: correlate every pixel with every other, then sum the pairs that one tap connects.
+    left, right = (x.permute(0, 2, 3, 1).reshape(batch, height * width, rows, channels) for x in (gradient, before))
+    pairs = torch.bmm(left.permute(2, 1, 3, 0).flatten(1, 2), right.permute(2, 0, 1, 3).flatten(2))
+    pairs = pairs.view(rows, height * width, channels, height * width, channels).permute(0, 2, 4, 1, 3)
+    weight = pairs.flatten(3).flatten(0, 2) @ _taps(height, width).to(pairs)
+    return weight.view(rows * channels, channels, KERNEL, KERNEL)
+
+
+@cache
+def _taps(height: int, width: int) -> Tensor:
+    """[pixels out · pixels in, taps]: 1 where the tap leads from that pixel in to that pixel out."""
+    row, column = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+    down, right = (x - x.unsqueeze(1) + KERNEL // 2 for x in (row, column))
+    inside = (down >= 0) & (down < KERNEL) & (right >= 0) & (right < KERNEL)
+    tap = torch.where(inside, down * KERNEL + right, KERNEL * KERNEL)
+    return F.one_hot(tap.flatten(), KERNEL * KERNEL + 1)[:, :-1]

@@ -1,0 +1,176 @@
+"""Many growing networks as one environment: the phases of an epoch in their order, without a policy and without a reward.
+
+TRAIN → VALIDATE → SENSE, then whoever decides hands in one action per env, then ACT and TICK. A trainer calls the phases one
+by one; `step` runs them in a row for drivers that need no more.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.coalitions import Coalition
+from esper.kasmina.model import cross_entropy
+from esper.leyline import (
+    ActionMasks,
+    EpisodeOutcome,
+    GovernorReport,
+    ReportArray,
+    SeedStateReport,
+    TrainingSignals,
+    stack_reports,
+    stream_seed,
+)
+from esper.simic.training.action_execution import ActionContext, ActionResult, ActionRules, execute_actions
+from esper.simic.training.batch_ops import Criterion, finish_training, process_train_batch
+from esper.simic.training.counterfactual_eval import (
+    ValidationTally,
+    finish_validation,
+    plan_coalitions,
+    process_fused_val_batch,
+)
+from esper.simic.training.env_factory import Task, reset_group
+from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.tamiyo.masks import build_slot_states, compute_action_masks
+
+
+class Batch(Protocol):
+    @property
+    def x(self) -> Tensor: ...
+
+    @property
+    def y(self) -> Tensor: ...
+
+
+class TrainBatches(Protocol):
+    """One epoch of batches per pass, one batch per group; runtime.data.SharedBatchIterator is one."""
+
+    def begin_episode(self, episode: int, **conditions: Any) -> None: ...
+
+    def __iter__(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What can be seen of all envs at a decision, in env order."""
+
+    epoch: int
+    signals: list[TrainingSignals]
+    reports: list[dict[str, SeedStateReport]]
+    table: ReportArray  # [E, S]
+    masks: ActionMasks
+    panics: dict[int, GovernorReport]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Lists that an episode's steps fill, indexed by env where there is one entry per env."""
+
+    final_accs: list[float]
+    total_rewards: list[float]
+    rollback_occurred: list[bool]
+    history: list[EpisodeOutcome] = field(default_factory=list)
+    outcomes: list[EpisodeOutcome] = field(default_factory=list)
+
+
+class VectorEnv:
+    """Groups of envs, their data and their rules."""
+
+    def __init__(self, task: Task, groups: Sequence[EnvGroup], train: TrainBatches, validation: Iterable[Batch],
+                 rules: ActionRules, *, criterion: Criterion = cross_entropy) -> None:
+        self.task, self.groups, self.train, self.criterion = task, list(groups), train, criterion
+        self.validation = list(validation)
+        self.rules = replace(rules, revalidate=self._revalidate) if rules.revalidate is None else rules
+        self.envs: list[ParallelEnvState] = sorted((env for group in self.groups for env in group.envs), key=lambda e: e.env_idx)
+        self._group_of = {env.env_idx: group for group in self.groups for env in group.envs}
+        self.ledger = Ledger([], [], [])
+        self.episode = 0
+
+    def begin_round(self, episode: int) -> None:
+        """Fresh networks in every env; all play the same episode number, each on its own streams."""
+        self.episode = episode
+        envs = [env.env_idx for env in self.envs]
+        self.train.begin_episode(episode, **self.task.data_conditions(self.rules.root_seed, episode, envs))
+        for group in self.groups:
+            reset_group(group, self.task, root_seed=self.rules.root_seed, first_episode=episode)
+        size = 1 + max(envs)
+        self.ledger = Ledger([0.0] * size, [0.0] * size, [False] * size)
+
+    # -- the phases ---------------------------------------------------------------------------------------------------------
+
+    def train_epoch(self, epoch: int) -> None:
+        factor = self.task.lr_factor(epoch)
+        for group in self.groups:
+            group.begin_epoch(factor)
+        for batches in self.train:
+            for group, batch in zip(self.groups, batches, strict=True):
+                process_train_batch(group, batch.x, batch.y, self.criterion)
+        finish_training(self.groups)
+
+    def validate(self, epoch: int) -> None:
+        """Every coalition of every env on the shared validation set."""
+        wanted = [plan_coalitions(group, self._generators(group, epoch)) for group in self.groups]
+        finish_validation(self.groups, [self._tally(group, plan) for group, plan in zip(self.groups, wanted, strict=True)])
+
+    def sense(self, epoch: int) -> Observation:
+        """Vital signs, signals, reports and masks."""
+        checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in self.envs}
+        panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
+        signals = [env.signal_tracker.update(epoch, train_loss=env.train_loss, train_accuracy=env.train_accuracy,
+                                             val_loss=env.val_loss, val_accuracy=env.val_accuracy) for env in self.envs]
+        reports = [env.model.reports() for env in self.envs]
+        table = stack_reports(reports, self.rules.slot_config)
+        masks = compute_action_masks(build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds)
+        return Observation(epoch, signals, reports, table, masks, panics)
+
+    def act(self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False) -> ActionResult:
+        """Execute one action per env (head order), tick the clock, and at the last epoch close the episode."""
+        context = ActionContext(self.rules, self.envs, seen.epoch, seen.panics, cut_after)
+        ledger = self.ledger
+        return execute_actions(context, actions, env_final_accs=ledger.final_accs, env_total_rewards=ledger.total_rewards,
+                               episode_history=ledger.history, episode_outcomes=ledger.outcomes,
+                               env_rollback_occurred=ledger.rollback_occurred)
+
+    def step(self, epoch: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> ActionResult:
+        """One whole epoch."""
+        self.train_epoch(epoch)
+        self.validate(epoch)
+        seen = self.sense(epoch)
+        return self.act(seen, decide(seen))
+
+    def run_episode(self, episode: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> list[EpisodeOutcome]:
+        """A whole round under one decision rule: one outcome per env."""
+        self.begin_round(episode)
+        for epoch in range(1, self.rules.max_epochs + 1):
+            self.step(epoch, decide)
+        return self.ledger.outcomes
+
+    # -- inside -------------------------------------------------------------------------------------------------------------
+
+    def _generators(self, group: EnvGroup, epoch: int) -> dict[int, torch.Generator]:
+        return {env.env_idx: torch.Generator().manual_seed(
+            stream_seed(self.rules.root_seed, "sampling", self.episode, env.env_idx, epoch)) for env in group.envs}
+
+    def _tally(self, group: EnvGroup, wanted: dict[int, list[Coalition]]) -> ValidationTally:
+        tally = None
+        for batch in self.validation:
+            # A batch for one network: images have no lane axis of their own, everything else a leading one.
+            x = batch.x if group.model.layout.image else batch.x[0]
+            tally = process_fused_val_batch(group, x, batch.y[0], self.criterion, coalitions=wanted, tally=tally)
+        assert tally is not None, "a validation set has at least one batch"
+        return tally
+
+    def _revalidate(self, env: ParallelEnvState) -> None:
+        """Measure one env's network as it is now."""
+        group = self._group_of[env.env_idx]
+        wanted = {row: plan for row, plan in plan_coalitions(group).items() if row == env.row}
+        alone = replace_envs(group, [env])
+        finish_validation([alone], [self._tally(group, wanted)])
+
+
+def replace_envs(group: EnvGroup, envs: list[ParallelEnvState]) -> EnvGroup:
+    """The same population with only these envs; nothing is copied."""
+    return EnvGroup(group.model, group.optimizer, group.device, group.stream, envs, group.autocast)

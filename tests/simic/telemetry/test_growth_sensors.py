@@ -1,0 +1,223 @@
+"""Growth sensors against brute force: a zero layer really inserted into a plain torch network."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, MLPHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer
+from esper.kasmina.blueprints import ConvLight
+from esper.kasmina.hosts import ConvBlock
+from esper.kasmina.layers import PopulationLayer
+from esper.leyline import SeedStage, Topology
+from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
+from esper.simic.telemetry import GrowthSensors, measure_growth
+from helpers import all_tensors, bring, differing, make, network_batch, population_batch, same_bits, train_step
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, equal_nan=True, **TIGHT)
+
+
+def plain(layer: nn.Module | Tensor, row: int) -> nn.Module:
+    assert isinstance(layer, PopulationLayer)
+    return layer.plain(row).train()
+
+
+class PlainCNN:
+    """One row as anyone would write it: training mode, ordinary layers, and a zero convolution beside one slot."""
+
+    def __init__(self, model: MorphogeneticModel, row: int) -> None:
+        host = model.host
+        assert isinstance(host, CNNHost)
+        blocks = [block for block in host.blocks if isinstance(block, ConvBlock)]
+        self.blocks = [(plain(block.conv, row), plain(block.norm, row)) for block in blocks]
+        self.head = plain(host.head, row)
+        self.seeds: dict[str, tuple[float, list[nn.Module]]] = {}
+        for slot_id in model.slot_config.slot_ids:
+            seed = model.seed_in(slot_id, row)
+            if seed is not None and seed.is_blended:
+                bank = model.slot(slot_id).banks["conv_light"]
+                assert isinstance(bank, ConvLight)
+                self.seeds[slot_id] = seed.alpha.alpha, [plain(layer, row) for layer in (bank.conv, bank.norm, bank.gamma)]
+
+    def host_norm(self, x: Tensor, y: Tensor) -> Tensor:
+        parameters = [p for conv, norm in self.blocks for p in (*conv.parameters(), *norm.parameters())]
+        parameters += list(self.head.parameters())
+        gradients = torch.autograd.grad(self.loss(x, y, "", None)[0], parameters)
+        return torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+
+    def loss(self, x: Tensor, y: Tensor, probed: str, zero: nn.Conv2d | None) -> tuple[Tensor, Tensor | None]:
+        boundary = None
+        for i, (conv, norm) in enumerate(self.blocks):
+            for slot_id in (f"r0c{i}", f"r1c{i}"):
+                x = F.relu(norm(conv(x))) if slot_id[1] == "0" else F.max_pool2d(x, 2)
+                before = x
+                if slot_id in self.seeds:
+                    alpha, (kernel, group_norm, gamma) = self.seeds[slot_id]
+                    x = x + alpha * gamma(F.relu(group_norm(kernel(x))))
+                if slot_id == probed and zero is not None:
+                    x = x + zero(before)
+                    boundary = x
+        return F.cross_entropy(self.head(x.mean((2, 3))), y), boundary
+
+    def sense(self, x: Tensor, y: Tensor, slot_id: str, channels: int, host_rms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        zero = nn.Conv2d(channels, channels, 3, padding=1, bias=False, dtype=x.dtype)
+        nn.init.zeros_(zero.weight)
+        loss, boundary = self.loss(x, y, slot_id, zero)
+        assert boundary is not None
+        weight, at_boundary = torch.autograd.grad(loss, [zero.weight, boundary])
+        centre = weight[:, :, 1, 1].norm()
+        off_centre = (weight.square().sum() - centre.square()).clamp(min=0).sqrt()
+        return at_boundary.norm(), weight.norm() / (weight.numel() ** 0.5 * host_rms), off_centre / 8 ** 0.5 / centre
+
+
+@pytest.mark.parametrize("grown", [False, True], ids=["dormant", "grown"])
+@pytest.mark.parametrize("population", [1, 8])
+def test_cnn_against_a_zero_convolution_in_a_plain_network(population: int, grown: bool) -> None:
+    model = make("cnn", population, dtype=torch.float64)
+    if grown:
+        for row in {0, population // 2}:
+            bring(model, "r0c0", "conv_light", SeedStage.FOSSILIZED, row=row, stir=0.3)
+            bring(model, "r1c1", "conv_light", SeedStage.BLENDING, row=row, stir=0.3, tempo_epochs=3)
+            bring(model, "r0c2", "norm", SeedStage.TRAINING, row=row, stir=0.3)
+    x, y = population_batch(model, 1)
+    rows = [(PlainCNN(model, row), *network_batch(model, 1000 + row)) for row in range(population)]
+    host_norm = torch.stack([network.host_norm(xs, ys) for network, xs, ys in rows])
+    found = measure_growth(model, x, y, host_norm)
+    assert found.tap_ratio is not None
+    assert found.packed().shape == (3, population, 6)
+    for row, (network, xs, ys) in enumerate(rows):
+        rms = host_norm[row] / model.host_params ** 0.5
+        for i, slot_id in enumerate(model.slot_config.slot_ids):
+            norm, score, ratio = network.sense(xs, ys, slot_id, model.slot(slot_id).channels, rms)
+            assert close(found.boundary_norm[row, i], norm)
+            assert close(found.growth_score[row, i], score)
+            # Where a map has one pixel only the centre sees it, and rounding leaves a ratio of about 0.
+            assert torch.allclose(found.tap_ratio[row, i], ratio, rtol=1e-9, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_the_host_norm_of_the_optimizer_is_the_same_unit(size: int) -> None:
+    """At rate 0 the last step measured the hosts that the sensors see: its norm is the plain network's."""
+    model = MorphogeneticModel(CNNHost(1, base=2, channels=1, size=size)).double()
+    optimizer = PopulationOptimizer(model)
+    optimizer.host_lr.zero_()
+    x, y = torch.randn(4, 1, size, size, dtype=torch.float64), torch.tensor([[1, 2, 3, 4]])
+    reference = PlainCNN(model, 0).host_norm(x, y[0])
+    train_step(model, optimizer, x, y)
+    assert optimizer.stats is not None
+    assert close(optimizer.stats.host_norm[0], reference)
+
+
+def test_mlp_against_a_zero_linear_layer_in_a_plain_network() -> None:
+    model = make("mlp", 8, dtype=torch.float64)
+    host = model.host
+    assert isinstance(host, MLPHost)
+    x, y = population_batch(model, 2)
+    host_norm = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
+    found = measure_growth(model, x, y, host_norm)
+    assert found.tap_ratio is None
+    for row in range(8):
+        layers, head = [plain(layer, row) for layer in host.layers], plain(host.head, row)
+        for probed in range(len(layers)):
+            zero = nn.Linear(8, 8, bias=False, dtype=torch.float64)
+            nn.init.zeros_(zero.weight)
+            h = x[row]
+            for i, layer in enumerate(layers):
+                h = F.relu(layer(h))
+                if i == probed:
+                    h = boundary = h + zero(h)
+            weight, at_boundary = torch.autograd.grad(F.cross_entropy(head(h), y[row]), [zero.weight, boundary])
+            score = weight.norm() / (8 * host_norm[row] / model.host_params ** 0.5)
+            assert close(found.boundary_norm[row, probed], at_boundary.norm())
+            assert close(found.growth_score[row, probed], score)
+
+
+def test_transformer_against_an_inserted_zero_layer() -> None:
+    model = make("transformer", 8, dtype=torch.float64)
+    x, y = population_batch(model, 3)
+    zeros = {slot_id: torch.zeros(8, 8, 8, dtype=torch.float64, requires_grad=True) for slot_id in model.slot_config.slot_ids}
+    outputs = model.forward_probed(x, lambda slot_id, h, out: out + torch.einsum("pbtd,ped->pbte", h, zeros[slot_id]))
+    loss = F.cross_entropy(outputs.flatten(0, 2), y.flatten(), reduction="none").view(8, -1).mean(1).sum()
+    weights = torch.autograd.grad(loss, list(zeros.values()))
+    found = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64))
+    for i, weight in enumerate(weights):
+        assert close(found.growth_score[:, i], weight.flatten(1).norm(dim=1) / 8 * model.host_params ** 0.5)
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_is_touched(topology: Topology, training: bool) -> None:
+    model = make(topology, 8).train(training)
+    bring(model, model.slot_config.slot_ids[0], "norm", SeedStage.BLENDING, row=2, stir=0.1)
+    bring(model, model.slot_config.slot_ids[1], "norm", SeedStage.TRAINING, row=5, stir=0.1)
+    optimizer = PopulationOptimizer(model)
+    x, y = population_batch(model, 1)
+    train_step(model, optimizer, x, y)
+    assert optimizer.stats is not None
+    tensors, version = all_tensors(model), model.version
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    randomness, inputs = torch.get_rng_state(), x.clone()
+    with torch.no_grad():
+        found = measure_growth(model, x, y, optimizer.stats.host_norm)
+    assert not differing(all_tensors(model), tensors)
+    assert not differing({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, gradients)
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert torch.equal(x, inputs)
+    assert not x.requires_grad
+    assert (model.version, model.training) == (version, training)
+    assert not found.packed().requires_grad
+    assert found.packed().isfinite().all()
+
+
+def sensors_of(model: MorphogeneticModel, seed: int = 1) -> GrowthSensors:
+    return measure_growth(model, *population_batch(model, seed), torch.ones(model.population))
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_a_broken_row_stays_alone(topology: Topology) -> None:
+    model, broken = make(topology, 8), make(topology, 8)
+    with torch.no_grad():
+        for parameter in broken.host.parameters():
+            parameter[3] = torch.nan
+    whole, partly = sensors_of(model).packed(), sensors_of(broken).packed()
+    others = [row for row in range(8) if row != 3]
+    assert same_bits(whole[:, others], partly[:, others])
+    assert partly[:, 3].isnan().all()
+
+
+def test_one_network_may_give_plain_targets() -> None:
+    model = make("cnn")
+    x, y = population_batch(model, 1)
+    assert same_bits(measure_growth(model, x, y, torch.ones(1)).packed(), measure_growth(model, x, y[0], torch.ones(1)).packed())
+
+
+def test_one_pixel_has_no_neighbours() -> None:
+    ratio = sensors_of(make("cnn", 8)).tap_ratio
+    assert ratio is not None
+    assert (ratio[:, -1] == 0).all()
+
+
+def test_a_first_block_that_cannot_look_around_shows_in_its_slot() -> None:
+    """What the sensors are for. Eight pairs of networks learn digits from the same weights and batches, one of each pair with
+    only the centre taps of its first block; there, a kernel's off-centre taps would gain most."""
+    split = validation_split(load_dataset("digits"), 256, 0)
+    batches = SharedBatchIterator(split, [list(range(16))], 64, steps_per_epoch=45, seed=0)
+    host = CNNHost(16, base=4, channels=1, size=8)
+    model = MorphogeneticModel(host, ["r0c0", "r0c1", "r0c2"], seeds=[row % 8 for row in range(16)])
+    for row in range(8):
+        host.set_centre_tap(row, [True, False, False])
+    optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.1))
+    for (batch,) in batches:
+        train_step(model, optimizer, batch.x, batch.y)
+    assert optimizer.stats is not None
+    ratio = measure_growth(model, batch.x, batch.y, optimizer.stats.host_norm).tap_ratio
+    assert ratio is not None
+    crippled, whole = ratio[:8], ratio[8:]
+    assert (crippled[:, 0] > whole[:, 0]).sum() >= 6
+    assert crippled[:, 0].mean() > 1.5 * whole[:, 0].mean()
+    assert crippled.mean(0).argmax() == 0

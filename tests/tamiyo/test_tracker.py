@@ -1,0 +1,92 @@
+"""Signals by hand computation: deltas, plateau, settling, best, and a peek that leaves no trace."""
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import EsperError
+from esper.tamiyo.tracker import SignalTracker, TrackerConfig
+
+measures = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 100)), min_size=1, max_size=12)
+
+
+def feed(tracker: SignalTracker, epoch: int, loss: float, accuracy: float, *, peek: bool = False):
+    call = tracker.peek if peek else tracker.update
+    return call(epoch, train_loss=1.0, train_accuracy=50.0, val_loss=loss, val_accuracy=accuracy)
+
+
+@given(measures)
+def test_deltas_best_and_history(seen) -> None:
+    tracker = SignalTracker(20, TrackerConfig(history=5))
+    for epoch, (loss, accuracy) in enumerate(seen, 1):
+        signals = feed(tracker, epoch, loss, accuracy)
+    assert signals.loss_delta == (seen[-2][0] - seen[-1][0] if len(seen) > 1 else 0.0)
+    assert signals.accuracy_delta == (seen[-1][1] - seen[-2][1] if len(seen) > 1 else 0.0)
+    assert signals.best_loss == min(loss for loss, _ in seen)
+    assert signals.best_accuracy == max(accuracy for _, accuracy in seen)
+    assert signals.loss_history == tuple(loss for loss, _ in seen[-5:])
+    assert (signals.epoch, signals.max_epochs) == (len(seen), 20)
+
+
+@given(measures, st.floats(0.01, 10), st.floats(0, 100))
+def test_peek_says_what_update_would_and_leaves_no_trace(seen, loss, accuracy) -> None:
+    tracker = SignalTracker(20)
+    for epoch, measure in enumerate(seen, 1):
+        feed(tracker, epoch, *measure)
+    before = tracker.state_dict()
+    peeked = feed(tracker, 13, loss, accuracy, peek=True)
+    assert tracker.state_dict() == before
+    assert feed(tracker, 13, loss, accuracy) == peeked
+
+
+def test_plateau_counts_epochs_that_gain_too_little_and_starts_over() -> None:
+    tracker = SignalTracker(20, TrackerConfig(plateau_threshold=0.5))
+    accuracies = [10.0, 10.4, 10.8, 11.3, 11.3, 11.2]
+    assert [feed(tracker, i, 1.0, a).plateau_epochs for i, a in enumerate(accuracies, 1)] == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("losses", "settled"), [
+    ([2.0, 1.99, 1.98, 1.97], [False, False, False, True]),
+    ([2.0, 1.9, 1.89, 1.88, 1.87], [False, False, False, False, True]),  # 5 % better is not stable
+    ([2.0, 2.2, 2.21, 2.22, 2.23, 1.0], [False, False, False, False, True, True]),  # 10 % worse is not; settled stays so
+])
+def test_settling(losses, settled) -> None:
+    tracker = SignalTracker(20)
+    assert [feed(tracker, i, loss, 50.0).host_stabilized for i, loss in enumerate(losses, 1)] == settled
+
+
+def test_a_loss_that_is_not_finite_is_not_stable() -> None:
+    tracker = SignalTracker(20, TrackerConfig(stable_epochs=1))
+    assert not feed(tracker, 1, 1.0, 50.0).host_stabilized
+    assert not feed(tracker, 2, math.nan, 50.0).host_stabilized
+    assert not feed(tracker, 3, 1.0, 50.0).host_stabilized
+
+
+def test_state_round_trip_and_reset() -> None:
+    one, two = SignalTracker(20), SignalTracker(20)
+    for epoch in range(1, 5):
+        feed(one, epoch, 1.0 / epoch, 10.0 * epoch)
+    two.load_state_dict(one.state_dict())
+    assert feed(one, 5, 0.1, 60.0) == feed(two, 5, 0.1, 60.0)
+    one.reset()
+    assert feed(one, 1, 1.0, 50.0) == feed(SignalTracker(20), 1, 1.0, 50.0)
+    with pytest.raises(EsperError, match="fields"):
+        two.load_state_dict({"losses": []})
+
+
+def test_stable_accuracy() -> None:
+    tracker = SignalTracker(20)
+    with pytest.raises(EsperError, match="of 0 seen"):
+        tracker.stable_accuracy(3)
+    for epoch, accuracy in enumerate((30.0, 50.0, 40.0, 60.0), 1):
+        feed(tracker, epoch, 1.0, accuracy)
+    assert (tracker.stable_accuracy(1), tracker.stable_accuracy(2), tracker.stable_accuracy(9)) == (60.0, 40.0, 30.0)
+
+
+@pytest.mark.parametrize("bad", [{"history": 0}, {"stable_epochs": -1}, {"plateau_threshold": float("nan")}])
+def test_bad_config(bad) -> None:
+    with pytest.raises(EsperError, match=next(iter(bad))):
+        TrackerConfig(**bad)
