@@ -95,7 +95,7 @@ def digits(topology: Topology, count: int) -> tuple[Tensor, Tensor]:
     data = load_dataset("digits")
     pixels, labels = data.train_x[:count], data.train_y[:count]
     if topology == "transformer":
-        tokens = pixels.flatten(1).long()[:, 16:33]
+        tokens = pixels.flatten(1).long()[:, 16:25]
         return tokens[:, :-1].unsqueeze(0), tokens[:, 1:].unsqueeze(0)
     x = (pixels.float() / data.scale - data.mean[0]) / data.std[0]
     return (x if topology == "cnn" else x.flatten(1).unsqueeze(0)), labels.unsqueeze(0)

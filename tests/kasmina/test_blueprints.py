@@ -1,7 +1,6 @@
 """The catalogue: every seed, under every blend, in every topology, is born silent, feels a gradient and learns real images."""
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -15,11 +14,8 @@ from esper.kasmina import (
     MorphogeneticModel,
     OptimizerConfig,
     PopulationOptimizer,
-    RowSnapshot,
     blueprint_names,
     build_blueprint,
-    restore_row,
-    snapshot_row,
 )
 from esper.kasmina.blueprints import register
 from esper.kasmina.layers import Lanes, Mode
@@ -258,46 +254,37 @@ def test_gates_differ_between_samples():
 
 # -- learning from real images -----------------------------------------------------------------------------------------------
 
-IMAGES = 32
+IMAGES = 24
 REAL_HOSTS = {
-    "cnn": lambda population: CNNHost(population, base=8, channels=1, size=8),
-    "transformer": lambda population: GPTHost(population, vocabulary=TOKENS, features=32, layers=2, context=16, segments=2),
-    "mlp": lambda population: MLPHost(population, inputs=64, features=32),
+    "cnn": lambda: CNNHost(8, base=8, channels=1, size=8),
+    "transformer": lambda: GPTHost(8, vocabulary=TOKENS, features=32, layers=2, context=16, segments=2),
+    "mlp": lambda: MLPHost(8, inputs=64, features=32),
 }
 REAL_SLOTS = {"cnn": "r0c1", "transformer": "r0c0", "mlp": "r0c0"}
-# An untrained transformer with a tied head says nothing whatever its features are, so it is trained a little first.
-HOST_STEPS = {"cnn": 0, "transformer": 140, "mlp": 0}
-SEED_LR = {"cnn": 0.05, "transformer": 0.02, "mlp": 0.1}
-
-
-@cache
-def trained_host(topology: Any) -> RowSnapshot:
-    model = MorphogeneticModel(REAL_HOSTS[topology](1), seeds=[3])
-    optimizer = PopulationOptimizer(model, OptimizerConfig(kind="adamw", host_lr=0.003))
-    for _ in range(HOST_STEPS[topology]):
-        train_step(model, optimizer, *digits(topology, IMAGES))
-    return snapshot_row(model)
+SEED_LR = {"cnn": 0.05, "transformer": 0.05, "mlp": 0.1}
 
 
 @every_seed
 def test_every_seed_learns_real_images_on_a_frozen_host(topology, name):
     """Rows 0 to 2 hold a seed under each blend, the others none: theirs is the loss with the seed off."""
-    model, slot_id = MorphogeneticModel(REAL_HOSTS[topology](8), **EAGER), REAL_SLOTS[topology]
-    for row in range(8):
-        restore_row(model, trained_host(topology), row)
+    model, slot_id = MorphogeneticModel(REAL_HOSTS[topology](), seeds=[3] * 8, **EAGER), REAL_SLOTS[topology]
+    if topology == "transformer":
+        # The tied head of an untrained transformer is too quiet for any features to matter.
+        with torch.no_grad():
+            model.host.tokens.weight *= 5
     for row, algorithm in ALGORITHMS.items():
         bring(model, slot_id, name, SeedStage.HOLDING, row=row, algorithm=algorithm, init_seed=7)
     x, y = digits(topology, IMAGES)
     x, y = fuse(model, [(x if topology == "cnn" else x[0], y[0])] * 8)
+    before = model.losses(x, y).main
+    assert (before == before[-1]).all(), "all equal at birth"
     frozen = {key: t for key, t in all_tensors(model).items() if key.startswith("host.") and "running" not in key}
-    config = OptimizerConfig(kind="adamw", host_lr=0.0, host_decay=0.0, seed_lr=SEED_LR[topology])
-    optimizer = PopulationOptimizer(model, config)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind="adamw", host_lr=0.0, host_decay=0.0, seed_lr=SEED_LR[topology]))
     for _ in range(20):
         train_step(model, optimizer, x, y)
     main = model.losses(x, y).main.detach()
     assert all(torch.equal(all_tensors(model)[key], t) for key, t in frozen.items())
-    off = main[len(ALGORITHMS)]
-    ratios = {algorithm.name: float(main[row] / off) for row, algorithm in ALGORITHMS.items()}
+    ratios = {algorithm.name: float(main[row] / main[-1]) for row, algorithm in ALGORITHMS.items()}
     assert max(ratios.values()) <= 0.98, ratios
 
 

@@ -154,7 +154,9 @@ class PopulationOptimizer:
                 continue
             # One row of norms for each tensor, one column for each network.
             norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads])
-            total = torch.linalg.vector_norm(norms, dim=0)
+            # Squares add up within a bank first: what other rows' banks add to a row's sum is exactly 0.
+            squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
+            total = torch.stack(squares).sum(0).sqrt()
             if group.is_host:
                 host_norm = total
             else:

@@ -136,10 +136,8 @@ class TaskSpec:
             for blueprint in self.blueprints:
                 for width in {channels[slot_id] for slot_id in self.slots}:
                     build_blueprint(host.topology, blueprint, 1, width)
-        if self.conditions is not None and self.conditions.cripple_probability > 0 and self.host.get("kernel", 3) == 1:
-            raise EsperError("conditions: cripple_probability is above 0, but 1×1 kernels have only a centre tap")
-        if self.conditions is not None and self.conditions.cripple_probability > 0 and host.topology != "cnn":
-            raise EsperError(f"conditions: cripple_probability is above 0, but a {host.topology} host has no kernels")
+        if self.conditions is not None and self.conditions.cripple_probability > 0 and host.spec().get("kernel", 1) == 1:
+            raise EsperError("conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap")
 
     def _outline(self) -> Host:
         """The host without memory for its weights."""
@@ -181,7 +179,8 @@ class TaskSpec:
         progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
         return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    def build_model(self, population: int, seeds: Sequence[int], *, incubation: Incubation = Incubation.SHADOW) -> MorphogeneticModel:
+    def build_model(self, population: int, seeds: Sequence[int], *,
+                    incubation: Incubation = Incubation.SHADOW) -> MorphogeneticModel:
         """Fresh networks, one per row, initialised from `seeds`."""
         return MorphogeneticModel(build_host(dict(self.host), population), self.slots, gates=self.gates, pacing=self.pacing,
                                   incubation=incubation, seeds=seeds)
@@ -209,9 +208,10 @@ def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Co
         return Condition(crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr)
     rng = np.random.default_rng(stream_seed(root_seed, "condition", episode, env))
     crippled = tuple(bool(x < space.cripple_probability) for x in rng.random(blocks))
-    size, noise, rate = (values[rng.integers(len(values))] for values in (
-        space.train_sizes, space.label_noises, space.learning_rates or (task.optimizer.host_lr,)))
-    return Condition(crippled=crippled, train_size=size, label_noise=noise, learning_rate=rate)
+    rates = space.learning_rates or (task.optimizer.host_lr,)
+    size, noise, rate = (int(rng.integers(len(values))) for values in (space.train_sizes, space.label_noises, rates))
+    return Condition(crippled=crippled, train_size=space.train_sizes[size], label_noise=space.label_noises[noise],
+                     learning_rate=rates[rate])
 
 
 def apply_condition(model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition) -> None:
@@ -252,17 +252,61 @@ def _slots(blocks: int, rows: int) -> tuple[str, ...]:
     return tuple(f"r{row}c{block}" for row in range(rows) for block in range(blocks))
 
 
-_FAST = Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
-               auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3}))
+def _variant(base: TaskSpec, name: str, *, host: Mapping[str, Any] | None = None, **changes: Any) -> TaskSpec:
+    return dataclasses.replace(base, name=name, host={**base.host, **(host or {})}, **changes)
+
+
+_AUTO_START = frozenset({GateLevel.G1})
+_AUTO_START_AND_HOLD = _AUTO_START | {GateLevel.G3}
+_OPEN = GateConfig(permissive=True)
+
+# Embedded: an episode of 16 networks takes seconds. Prices and hosts were chosen with benchmarks/decision_value.py.
 _DIGITS = TaskSpec(
     name="digits_baseline", host={"kind": "cnn", "blocks": 3, "base": 4, "channels": 1, "size": 8}, slots=_slots(3, 1),
     dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24, population=16,
-    optimizer=OptimizerConfig(host_lr=0.1, seed_lr=0.1), lr_decay=True, pacing=_FAST, gates=GateConfig(permissive=True),
+    optimizer=OptimizerConfig(host_lr=0.1, seed_lr=0.1), lr_decay=True, gates=_OPEN,
+    pacing=Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
+                  auto_forward_gates=_AUTO_START_AND_HOLD),
     objective=ObjectiveConfig(size_price=0.05, waste_price=0.02), blueprints=("conv_light", "depthwise", "conv_small", "norm"))
-_CIFAR = TaskSpec(
-    name="cifar_baseline", host={"kind": "cnn", "blocks": 3, "base": 8}, slots=_slots(3, 2), dataset="cifar10",
-    batch_size=32, steps_per_epoch=50, val_size=1000, episode_length=75, population=1,
-    optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05), lr_decay=True,
-    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=frozenset({GateLevel.G1})),
-    gates=GateConfig(permissive=True), objective=ObjectiveConfig(),
-    blueprints=("conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy"))
+_FASHION = _variant(
+    _DIGITS, "fashion_baseline", host={"base": 8, "size": 28}, dataset="fashion_mnist", steps_per_epoch=30, val_size=1000,
+    episode_length=40, population=8, blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"))
+# The hosts of the larger tiers; learning rates suit these budgets.
+_CIFAR = _variant(
+    _FASHION, "cifar_baseline", host={"channels": 3, "size": 32}, dataset="cifar10", steps_per_epoch=50, episode_length=75,
+    population=1, optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05), objective=ObjectiveConfig(),
+    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=_AUTO_START),
+    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "conv_heavy", "attention", "norm"))
+_TEXT = TaskSpec(
+    name="sotu", host={"kind": "gpt", "vocabulary": 106, "features": 32, "heads": 4, "layers": 3, "context": 64, "segments": 3},
+    slots=_slots(3, 1), dataset="sotu", batch_size=16, steps_per_epoch=40, val_size=128, episode_length=40, population=8,
+    optimizer=OptimizerConfig(kind="adamw", host_lr=3e-3, seed_lr=3e-3, host_decay=0.01), lr_decay=True, gates=_OPEN,
+    pacing=_CIFAR.pacing, objective=ObjectiveConfig(),
+    blueprints=("norm", "attention", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"))
+
+for _spec in (
+    _DIGITS,
+    _variant(_DIGITS, "digits_impaired", host={"base": 2, "kernel": 1}, batch_size=64),
+    _variant(_DIGITS, "digits_scale", host={"blocks": 5, "base": 2, "pools": 3}, slots=_slots(5, 1)),
+    _variant(_DIGITS, "digits_shift", host={"blocks": 2}, slots=("r0c0", "r0c1", "r1c0"), blueprints=("conv_light", "conv_small"),
+             optimizer=OptimizerConfig(kind="adamw", host_lr=0.03, seed_lr=0.03, host_decay=1e-4),
+             objective=ObjectiveConfig(size_price=0.4, waste_price=0.02),
+             conditions=ConditionSpace(cripple_probability=0.5, train_sizes=(200, 1000), label_noises=(0.0, 0.2),
+                                       learning_rates=(0.01, 0.03))),
+    _FASHION,
+    _variant(_FASHION, "fashion_impaired", host={"base": 2, "kernel": 1}),
+    _CIFAR,
+    _variant(_CIFAR, "cifar_multichannel", slots=_slots(3, 2)),
+    _variant(_CIFAR, "cifar_impaired", host={"base": 1, "kernel": 1}, population=8),
+    _variant(_CIFAR, "cifar_minimal", host={"base": 2, "kernel": 1, "pools": 0}, population=8),
+    _variant(_CIFAR, "cifar_highres", host={"base": 16}),
+    _variant(_CIFAR, "cifar_postpool", host={"base": 16}, slots=("r1c0", "r1c1", "r1c2")),
+    _variant(_CIFAR, "cifar_scale", host={"blocks": 5}, slots=_slots(5, 1)),
+    _variant(_CIFAR, "cifar_deep_multichannel", host={"blocks": 5}, slots=_slots(5, 2)),
+    _variant(_CIFAR, "cifar_deep_impaired", host={"blocks": 5, "base": 2, "kernel": 1}, slots=_slots(5, 2), population=8),
+    _TEXT,
+    _variant(_TEXT, "tinystories", host={"vocabulary": 50257, "features": 384, "heads": 6, "layers": 6, "context": 256},
+             dataset="tinystories", batch_size=32, steps_per_epoch=50, episode_length=75, population=1,
+             optimizer=OptimizerConfig(kind="adamw", host_lr=3e-4, seed_lr=3e-4, host_decay=0.1)),
+):
+    register_task(_spec)

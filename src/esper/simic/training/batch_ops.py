@@ -6,9 +6,9 @@ E envs, P rows of a population.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -64,14 +64,14 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for group, numbers, gradients, measured in zip(groups, tallies[:len(groups)], tallies[len(groups):], stats, strict=True):
         group.model.record_gradients(measured, gradients)
         for env in group.envs:
-            env.train_loss = float(numbers[0, env.row]) / group.batches
-            env.train_correct = int(numbers[1, env.row])
+            env.train_loss = numbers[0][env.row] / group.batches
+            env.train_correct = round(numbers[1][env.row])
             env.train_total = group.samples
 
 
-def bring_home(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float64]]:
-    """Any number of device tensors in one copy."""
+def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
+    """Any number of device tensors as nested lists, in one copy."""
     home = tensors[0].device
     flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()
     cuts = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
-    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)]
+    return [part.reshape(tensor.shape).tolist() for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)]

@@ -71,7 +71,7 @@ def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTa
         total = tally.samples * targets_per_sample
         by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.envs}
         for row, coalition, loss, hits in zip(tally.rows, tally.coalitions, loss_sum, correct, strict=True):
-            by_row[row][coalition] = (float(loss) / tally.samples, 100.0 * float(hits) / total)
+            by_row[row][coalition] = (loss / tally.samples, 100.0 * hits / total)
         for env in group.envs:
             _record(env, CoalitionTable(by_row[env.row], fossilized_slots(env)), total)
 

@@ -1,0 +1,54 @@
+"""Real environments for tests: the embedded tasks at a small budget, and decision rules to drive them."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from esper.leyline import FactoredAction
+from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
+from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.vector_env import Observation, VectorEnv
+
+PARAMETERS = ("blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
+
+
+def small_task(name: str, *, epochs: int = 8, steps: int = 2, val_size: int = 48, **changes) -> TaskSpec:
+    return replace(get_task_spec(name), episode_length=epochs, steps_per_epoch=steps, val_size=val_size, batch_size=16, **changes)
+
+
+def make_env(task: TaskSpec, envs: int, *, population: int | None = None, root_seed: int = 0, hub=None) -> VectorEnv:
+    rows = population or task.population
+    split = validation_split(load_dataset(task.dataset), task.val_size, root_seed)
+    ids = [list(range(first, min(first + rows, envs))) for first in range(0, envs, rows)]
+    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed,
+                                  rows=[rows] * len(ids))
+    groups = [create_env_group(task, group, population=rows, device="cpu", root_seed=root_seed, hub=hub) for group in ids]
+    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=root_seed))
+
+
+def wait(seen: Observation) -> list[Sequence[int]]:
+    return [FactoredAction.wait().to_indices()] * len(seen.signals)
+
+
+class RandomValid:
+    """A uniform choice among what the masks allow, from one stream per env, so that env i does not depend on the others."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.streams = seed, {}
+
+    def __call__(self, seen: Observation) -> list[list[int]]:
+        return [self.choose(env, seen) for env in range(len(seen.signals))]
+
+    def choose(self, env: int, seen: Observation) -> list[int]:
+        rng = self.streams.setdefault(env, np.random.default_rng((self.seed, env)))
+        masks = seen.masks
+        op = rng.choice(np.flatnonzero(masks.op[env].numpy()))
+        slot = rng.choice(np.flatnonzero(masks.slot_by_op[env, op].numpy()))
+        rest = [rng.choice(np.flatnonzero(getattr(masks, head)[env].numpy())) for head in PARAMETERS]
+        return [int(slot), *map(int, rest), int(op)]
+
+
+Decide = Callable[[Observation], Sequence[Sequence[int]]]

@@ -1,0 +1,126 @@
+"""The policy network: sizes, symmetry over slots, exact resets inside sequences, and how it starts."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.leyline import HEAD_NAMES, RELEVANCE, PolicyObservation, ShapeError
+from esper.tamiyo.network import PARAMETER_BLOCKS, TamiyoNetwork
+
+torch.set_num_threads(1)
+
+BASE, SLOT = 7, 5
+
+
+def make(seed: int = 0, **sizes: int) -> TamiyoNetwork:
+    torch.manual_seed(seed)
+    return TamiyoNetwork(BASE, SLOT, **{"hidden": 32, "slot_hidden": 16, **sizes})
+
+
+def observe(envs: int, steps: int, slots: int, seed: int = 1) -> PolicyObservation:
+    g = torch.Generator().manual_seed(seed)
+    return PolicyObservation(torch.randn(envs, steps, BASE, generator=g), torch.randn(envs, steps, slots, SLOT, generator=g),
+                             torch.randint(-1, 13, (envs, steps, slots), generator=g))
+
+
+def no_reset(envs: int, steps: int) -> torch.Tensor:
+    return torch.zeros(envs, steps, dtype=torch.bool)
+
+
+def test_default_size_is_about_a_third_of_a_million() -> None:
+    network = TamiyoNetwork(base_dim=40, slot_dim=50)
+    assert 200_000 < sum(p.numel() for p in network.parameters()) < 350_000
+
+
+@pytest.mark.parametrize("slots", [1, 3, 50])
+def test_one_set_of_weights_serves_any_number_of_slots(slots: int) -> None:
+    network = make()
+    features, _ = network(observe(2, 3, slots), network.initial_hidden(2), no_reset(2, 3))
+    assert network.op_logits(features).shape == (2, 3, 6)
+    assert network.slot_logits(features).shape == (2, 3, 6, slots)
+    assert network.normalized_value(features).shape == (2, 3)
+
+
+def test_reordering_the_slots_reorders_their_scores_and_nothing_else() -> None:
+    network, obs = make(), observe(2, 3, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    shuffled = PolicyObservation(obs.base, obs.slots[:, :, order], obs.blueprints[:, :, order])
+    a, _ = network(obs, network.initial_hidden(2), no_reset(2, 3))
+    b, _ = network(shuffled, network.initial_hidden(2), no_reset(2, 3))
+    torch.testing.assert_close(network.slot_logits(a)[..., order], network.slot_logits(b), atol=1e-6, rtol=0)
+    torch.testing.assert_close(network.op_logits(a), network.op_logits(b), atol=1e-6, rtol=0)
+    torch.testing.assert_close(network.normalized_value(a), network.normalized_value(b), atol=1e-6, rtol=0)
+
+
+def test_unrolling_with_resets_equals_stepping_with_a_zeroed_state() -> None:
+    network, envs, steps = make(), 5, 12
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(envs, steps, 32, generator=g)
+    reset = torch.rand(envs, steps, generator=g) < 0.3
+    hidden = (torch.randn(envs, 32, generator=g), torch.randn(envs, 32, generator=g))
+    whole, (h_end, c_end) = network.unroll(x, hidden, reset)
+    h, c = hidden
+    for t in range(steps):
+        keep = (~reset[:, t, None]).float()
+        gates = x[:, t] @ network.lstm.weight_ih_l0.T + (h * keep) @ network.lstm.weight_hh_l0.T
+        i, f, g_, o = (gates + network.lstm.bias_ih_l0 + network.lstm.bias_hh_l0).chunk(4, dim=1)
+        c = f.sigmoid() * c * keep + i.sigmoid() * g_.tanh()
+        h = o.sigmoid() * c.tanh()
+        torch.testing.assert_close(whole[:, t], h, atol=1e-6, rtol=0)
+    torch.testing.assert_close((h_end, c_end), (h, c), atol=1e-6, rtol=0)
+
+
+def test_a_broken_state_does_not_survive_its_reset() -> None:
+    network = make()
+    nan = torch.full((1, 32), torch.nan)
+    out, _ = network.unroll(torch.zeros(1, 2, 32), (nan, nan), torch.tensor([[True, False]]))
+    assert out.isfinite().all()
+
+
+def test_starts_near_uniform_and_with_memories_of_every_length() -> None:
+    network = make(hidden=64)
+    features, _ = network(observe(8, 2, 3), network.initial_hidden(8), no_reset(8, 2))
+    for logits in (network.op_logits(features), network.slot_logits(features),
+                   network.parameter_logits(features.context, features.slots[..., 0, :])):
+        assert logits.abs().max() < 0.15
+    forget = network.lstm.bias_ih_l0[64:128].sigmoid()
+    lifetimes = 1 / (1 - forget)
+    assert lifetimes.min() < 2.5
+    assert lifetimes.max() > 60
+
+
+def test_an_empty_slot_has_its_own_trainable_embedding() -> None:
+    network, obs = make(), observe(1, 1, 1)
+    context = []
+    for blueprint in (-1, 0):
+        blueprints = torch.full((1, 1, 1), blueprint)
+        features, _ = network(PolicyObservation(obs.base, obs.slots, blueprints), network.initial_hidden(1), no_reset(1, 1))
+        context.append(features.context)
+    assert not torch.allclose(*context)
+    context[0].sum().backward()
+    gradient = network.blueprint_embedding.weight.grad
+    assert gradient is not None
+    assert gradient[13].abs().sum() > 0
+    assert gradient[:13].abs().sum() == 0
+
+
+def test_value_gradient_reaches_the_memory() -> None:
+    network = make()
+    features, _ = network(observe(2, 4, 3), network.initial_hidden(2), no_reset(2, 4))
+    network.normalized_value(features).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.lstm.parameters())
+
+
+def test_every_relevant_parameter_has_logits_of_its_own() -> None:
+    pairs = {(block.op, block.head) for block in PARAMETER_BLOCKS}
+    expected = {(op, h) for op in range(6) for h, name in enumerate(HEAD_NAMES) if name not in ("slot", "op") and RELEVANCE[op][h]}
+    assert pairs == expected
+    assert len(pairs) == len(PARAMETER_BLOCKS)
+
+
+def test_wrong_feature_sizes_are_named() -> None:
+    network, obs = make(), observe(1, 1, 2)
+    with pytest.raises(ShapeError, match=r"base has 8 features; the network reads 7"):
+        network(PolicyObservation(torch.zeros(1, 1, 8), obs.slots, obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
+    with pytest.raises(ShapeError, match=r"slots has 9 features; the network reads 5"):
+        network(PolicyObservation(obs.base, torch.zeros(1, 1, 2, 9), obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
