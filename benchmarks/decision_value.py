@@ -2,24 +2,38 @@
 
 A schedule plants up to three seeds (slot, blueprint, epoch), blends each as soon as its gate opens and fossilizes it as soon
 as it holds and its leave-one-out contribution is known: one operation per network and epoch, as a policy has it. Networks of
-one seed share initial weights, batches and the weights of their first, second, third seed, whatever their schedule.
+one env share initial weights, batches and the weights of their first, second, third seed, whatever their schedule.
+
+`python -m benchmarks.decision_value` searches a grid of schedules on a few envs, then compares what it picked on fresh ones. For
+a task that draws conditions it adds the oracle: for each drawn condition the schedule that was best on some envs, judged on
+another. Prints Markdown and writes JSON; every difference is paired, every interval is 95 %.
 """
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
 from esper.leyline import LifecycleOp, SeedStage, objective, stream_seed
-from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
-from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition
+from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, load_dataset, validation_batches, validation_split
+from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition, get_task_spec
 
 TEMPO = 3
 CHUNK = 64
 """Networks per population."""
+EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
+CONFIRM, CONDITION = 1000, 2000
+"""First env of the confirmation, and of the oracle: never those of the search."""
 
 
 @dataclass(frozen=True, order=True)
@@ -179,3 +193,141 @@ def conclude(task: TaskSpec, model: MorphogeneticModel, row: int, accuracy: floa
     value = objective(task.objective, committed_accuracy=accuracy, added_params=added, host_params=model.host_params,
                       wasted_seeds=wasted, rollbacks=0)
     return Result(value, accuracy, added, wasted)
+
+
+# -- the study ---------------------------------------------------------------------------------------------------------------
+
+
+def grid(task: TaskSpec, size: int) -> list[Schedule]:
+    """Schedules of one, two and three seeds in different slots: every single seed, and evenly spaced ones of the others."""
+    starts = range(1, task.episode_length - 8, 2)
+    kinds: list[list[Schedule]] = []
+    for count in (1, 2, 3):
+        kinds.append([tuple(Planting(start + i, slot, blueprint) for i, (slot, blueprint) in enumerate(zip(slots, chosen, strict=True)))
+                      for slots in itertools.combinations(task.slots, count)
+                      for chosen in itertools.product(task.blueprints, repeat=count) for start in starts])
+    chosen, rest = kinds[0], (size - len(kinds[0])) // 2
+    for kind in kinds[1:]:
+        chosen = [*chosen, *(kind[i * len(kind) // rest] for i in range(min(rest, len(kind))))]
+    return chosen
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
+    z, n = 1.959964, len(values) - 1
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def name(plan: Plan) -> str:
+    if isinstance(plan, str):
+        return plan
+    return " + ".join(f"{p.blueprint} {p.slot} @{p.epoch}" for p in plan) or "static"
+
+
+def show(values: Sequence[float], scale: float = 100) -> str:
+    mean, half = interval(values)
+    return f"{scale * mean:.1f} ± {scale * half:.1f}"
+
+
+def study(task: TaskSpec, *, schedules: int, search: int, confirm: int) -> dict:
+    """Search the grid, then compare static, random, best and worst on fresh envs."""
+    split = validation_split(load_dataset(task.dataset), task.val_size, 0)
+    plans = [STATIC, *grid(task, schedules)]
+    found = tabulate(task, split, plans, range(search))
+    by_accuracy = sorted(plans[1:], key=lambda plan: statistics.mean(r.accuracy for r in found[plan]))
+    by_value = sorted(plans[1:], key=lambda plan: statistics.mean(r.value for r in found[plan]))
+    picked = {"static": STATIC, "random": RANDOM, "best J": by_value[-1], "worst J": by_value[0], "best accuracy": by_accuracy[-1],
+              "worst accuracy": by_accuracy[0]}
+    results = tabulate(task, split, list(dict.fromkeys(picked.values())), range(CONFIRM, CONFIRM + confirm))
+    print(f"\n**{task.name}**: {len(plans) - 1} schedules × {search} envs searched, {confirm} fresh envs; host {task.host_params} "
+          f"parameters, λ {task.objective.size_price}, κ {task.objective.waste_price}\n")
+    print("| plan | schedule | J | J − static | accuracy | added parameters |\n|---|---|---|---|---|---|")
+    for label, plan in picked.items():
+        rows, static = results[plan], results[STATIC]
+        gain = "" if plan == STATIC else show([r.value - s.value for r, s in zip(rows, static, strict=True)])
+        print(f"| {label} | {name(plan)} | {show([r.value for r in rows])} | {gain} | {show([r.accuracy for r in rows])} | "
+              f"{statistics.mean(r.added for r in rows):.0f} |")
+    spread = [b.accuracy - w.accuracy for b, w in zip(results[picked["best accuracy"]], results[picked["worst accuracy"]], strict=True)]
+    print(f"\nBest − worst schedule in accuracy: **{show(spread)} points**.", flush=True)
+    return {"task": task.name, "schedules": len(plans) - 1, "search_envs": search, "confirm_envs": confirm,
+            "spread_accuracy": interval(spread),
+            "plans": {label: {"schedule": name(plan), "results": [asdict(r) for r in results[plan]]} for label, plan in picked.items()},
+            "grid": {name(plan): [[r.value, r.accuracy, r.added] for r in found[plan]] for plan in plans},
+            "_ranked": {"plans": plans, "found": found}}
+
+
+def tabulate(task: TaskSpec, split: Split, plans: Sequence[Plan], envs: Sequence[int],
+             conditions: Mapping[int, Condition] | None = None) -> dict[Plan, list[Result]]:
+    results = iter(run(task, split, [(plan, env) for plan in plans for env in envs], conditions=conditions))
+    return {plan: [next(results) for _ in envs] for plan in plans}
+
+
+def oracle(task: TaskSpec, found: Mapping[Plan, Sequence[Result]], *, candidates: int, conditions: int, repeats: int) -> dict:
+    """Per drawn condition: choose on all envs but one, judge on that one, each in turn. The single schedule is chosen alike, over
+    all conditions."""
+    split = validation_split(load_dataset(task.dataset), task.val_size, 0)
+    plans = shortlist(found, candidates)
+    drawn = [draw_condition(task, 0, 0, CONDITION + i) for i in range(conditions)]
+    envs = {CONDITION + i * repeats + k: condition for i, condition in enumerate(drawn) for k in range(repeats)}
+    results = tabulate(task, split, plans, list(envs), envs)
+    value = np.array([[r.value for r in results[plan]] for plan in plans]).reshape(len(plans), conditions, repeats)
+    best, single = np.zeros((2, conditions, repeats))
+    for k in range(repeats):
+        known = np.delete(value, k, axis=2).mean(2)
+        best[:, k] = value[known.argmax(0), np.arange(conditions), k]
+        single[:, k] = value[known.mean(1).argmax(), :, k]
+    margin = (best - single).mean(1).tolist()
+    fixed, choice = plans[int(value.mean((1, 2)).argmax())], value.mean(2).argmax(0)
+    print(f"\nOracle over {len(plans)} schedules, {conditions} drawn conditions × {repeats} envs, chosen on {repeats - 1} and judged on "
+          f"the other: J {show(best.mean(1))}; best single schedule ({name(fixed)}) {show(single.mean(1))}; static "
+          f"{show(value[0].mean(1))}; oracle − best single **{show(margin)} points of J**.\n")
+    print("| crippled blocks | conditions | J static | J best single | J oracle | chosen |\n|---|---|---|---|---|---|")
+    for pattern in sorted({c.crippled for c in drawn}):
+        at = [i for i, c in enumerate(drawn) if c.crippled == pattern]
+        names = ", ".join(sorted({name(plans[choice[i]]) for i in at}))
+        print(f"| {''.join('01'[c] for c in pattern)} | {len(at)} | {100 * value[0, at].mean():.1f} | {100 * single[at].mean():.1f} | "
+              f"{100 * best[at].mean():.1f} | {names} |", flush=True)
+    return {"margin": interval(margin), "conditions": [asdict(c) for c in drawn], "plans": [name(p) for p in plans],
+            "value": value.tolist()}
+
+
+def shortlist(found: Mapping[Plan, Sequence[Result]], size: int) -> list[Plan]:
+    """Static, the best on average, and the best of each env of the search, as far as there is room."""
+    value = {plan: np.array([r.value for r in results]) for plan, results in found.items()}
+    average = sorted(value, key=lambda plan: -value[plan].mean())
+    # Where one env speaks, its voice is mixed with the average: one result is mostly luck.
+    by_env = [[plan for plan in sorted(value, key=lambda plan: -(value[plan][i] + 0.25 * value[plan].mean()))]
+              for i in range(len(next(iter(value.values()))))]
+    ranked = [STATIC, *average[:size // 4], *(plan for place in zip(*by_env, strict=True) for plan in place)]
+    return list(dict.fromkeys(ranked))[:size]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
+    parser.add_argument("--schedules", type=int, default=208, help="size of the grid")
+    parser.add_argument("--search", type=int, default=2, help="envs of the search; tasks with conditions take four times as many")
+    parser.add_argument("--confirm", type=int, default=16, help="fresh envs of the comparison")
+    parser.add_argument("--candidates", type=int, default=16, help="schedules that the oracle may choose from")
+    parser.add_argument("--conditions", type=int, default=32, help="drawn conditions of the oracle")
+    parser.add_argument("--repeats", type=int, default=4, help="envs per condition")
+    parser.add_argument("--out", type=Path, default=Path("decision_value.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    reports = []
+    for task in map(get_task_spec, options.tasks):
+        start, shifts = time.perf_counter(), task.conditions is not None
+        report = study(task, schedules=options.schedules, search=options.search * (6 if shifts else 1), confirm=options.confirm)
+        ranked = report.pop("_ranked")
+        if shifts:
+            report["oracle"] = oracle(task, ranked["found"], candidates=options.candidates, conditions=options.conditions,
+                                      repeats=options.repeats)
+        report["seconds"] = time.perf_counter() - start
+        print(f"\n{report['seconds']:.0f} s", flush=True)
+        reports.append(report)
+        options.out.write_text(json.dumps(reports, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

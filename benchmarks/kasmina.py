@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ def rows() -> Iterator[Row]:
     yield from _germination()
     for name, case in CASES.items():
         yield from _population(name, case)
+        yield from _sizes(name, case)
 
 
 def _empty_slots() -> Iterator[Row]:
@@ -142,3 +144,13 @@ def _population(name: str, case: Case) -> Iterator[Row]:
     ratio, ours, _ = interleave(fused, loop, rounds=11)
     yield Row(f"kasmina.population16_vs_loop.{name}", ratio, case.goal)
     yield Row(f"kasmina.population16_ms.{name}", ours * 1e3)
+
+
+def _sizes(name: str, case: Case) -> Iterator[Row]:
+    """Which population size is fastest here: milliseconds per training step of one network."""
+    for size in (1, 8, 16):
+        model, optimizer = population(case, size)
+        x, y = batch(case, size)
+        work = partial(train_step, model, optimizer, x, y)
+        _, ours, _ = interleave(work, work, rounds=3)
+        yield Row(f"kasmina.step_ms.{name}.population{size}", ours * 1e3 / size)

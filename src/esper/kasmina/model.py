@@ -303,13 +303,15 @@ class MorphogeneticModel(nn.Module):
         self.host.check_input(x)
         return self._walk(x, Lanes(self.population, Mode.SHADOW), probe=probe)
 
-    def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy) -> Losses:
-        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation."""
+    def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None) -> Losses:
+        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation.
+
+        A `probe` sees the features before and after each slot's blended seeds; what it returns goes on."""
         self.host.check_input(x)
         lanes = Lanes(self.population, Mode.TRAIN)
         incubating = self._incubating()
         taps: dict[str, Tensor] = {}
-        outputs = self._walk(x, lanes, taps=taps, incubating=incubating)
+        outputs = self._walk(x, lanes, taps=taps, incubating=incubating, probe=probe)
         if self.population == 1 and targets.dim() == outputs.dim() - 2:
             targets = targets.unsqueeze(0)
         main = criterion(outputs, targets)

@@ -91,13 +91,14 @@ class PopulationOptimizer:
     def __init__(self, model: MorphogeneticModel, config: OptimizerConfig | None = None) -> None:
         self.model = model
         self.config = config or OptimizerConfig()
-        population, like = model.population, next(model.host.parameters())
-        self.host_lr = torch.full((population,), self.config.host_lr).to(like)
-        self.seed_lr = torch.full((population,), self.config.seed_lr).to(like)
-        self.momentum = torch.full((population,), self.config.momentum).to(like)
-        self.host_decay = torch.full((population,), self.config.host_decay).to(like)
-        self.seed_decay = torch.full((population,), self.config.seed_decay).to(like)
-        self.clip = torch.full((population,), self.config.clip).to(like)
+        like = next(model.host.parameters())
+        one_per_row = torch.ones(model.population, dtype=like.dtype, device=like.device)
+        self.host_lr = one_per_row * self.config.host_lr
+        self.seed_lr = one_per_row * self.config.seed_lr
+        self.momentum = one_per_row * self.config.momentum
+        self.host_decay = one_per_row * self.config.host_decay
+        self.seed_decay = one_per_row * self.config.seed_decay
+        self.clip = one_per_row * self.config.clip
         self.stats: GradientStats | None = None
         self.groups: dict[str, Group] = {}
         self._version = -1
@@ -200,7 +201,7 @@ class PopulationOptimizer:
             torch._foreach_add_(momentum, grads)
             torch._foreach_addcmul_(parameters, momentum, _columns(-lr, parameters))
             return
-        beta2 = torch.where(learning, self.config.beta2, 1.0)
+        beta2 = torch.where(learning, torch.full_like(lr, self.config.beta2), 1.0)
         steps = bank.steps.clamp(min=1)
         bias1, bias2 = 1 - self.momentum ** steps, 1 - self.config.beta2 ** steps
         torch._foreach_mul_(parameters, _columns(1 - lr * decay, parameters))
@@ -214,6 +215,7 @@ class PopulationOptimizer:
 
     def forget_row(self, row: int) -> None:
         """Zero the row's momentum, as after a rollback."""
+        self.model.check_row(row)
         self.sync()
         for group in self.groups.values():
             for bank in group.banks.values():
@@ -224,6 +226,7 @@ class PopulationOptimizer:
 
     def row_state(self, row: int) -> dict[str, Tensor]:
         """Copies of the row's state where it lives, by stable names."""
+        self.model.check_row(row)
         self.sync()
         out = {f"rates.{name}": getattr(self, name)[row].clone() for name in _RATES}
         for name, bank in self._live_banks(row):
@@ -235,6 +238,7 @@ class PopulationOptimizer:
 
     def load_row_state(self, row: int, state: dict[str, Tensor]) -> None:
         """The inverse of `row_state`, strict."""
+        self.model.check_row(row)
         self.sync()
         places: dict[str, Tensor] = {f"rates.{name}": getattr(self, name) for name in _RATES}
         for name, bank in self._live_banks(row):

@@ -93,6 +93,7 @@ class Seed:
         for name, fits in {
             "stage": self.stage not in (SeedStage.UNKNOWN, SeedStage.DORMANT),
             "alpha_target": 0.0 < self.alpha_target <= 1.0, "tempo_epochs": self.tempo_epochs >= 1,
+            "init_seed": 0 <= self.init_seed < 1 << 63,
             "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target)) and MIN_STEEPNESS <= a.steepness <= MAX_STEEPNESS
             and (a.steps_done == a.steps_total == 0 if holds else 0 <= a.steps_done < a.steps_total)
             and (self.stage is SeedStage.BLENDING or (holds and a.alpha == float(full))),

@@ -63,6 +63,8 @@ def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, 
     does not fit changes nothing. With `committed_only` time does not run backwards: slots that the snapshot does not name
     go on with their cooldown, and germinations go on counting."""
     model.check_row(row)
+    if snapshot.germinations < 0:
+        raise StructureError(f"germinations is {snapshot.germinations}, must be 0 or more")
     seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
     _check_fit(model, seeds, snapshot.tensors)
     for slot in model.slots():

@@ -4,10 +4,10 @@ A task fixes everything that a policy is judged by before any policy is trained.
 """
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,22 +18,13 @@ from esper.kasmina.hosts import CNNHost, Host, build_host
 from esper.kasmina.layers import check_population
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
-from esper.leyline import (
-    BLUEPRINTS_BY_TOPOLOGY,
-    BlueprintError,
-    EsperError,
-    GateConfig,
-    GateLevel,
-    Incubation,
-    ObjectiveConfig,
-    Pacing,
-    SlotConfig,
-    SlotIdError,
-    Topology,
-    allowed,
-    check_number,
-    stream_seed,
-)
+from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Topology
+from esper.leyline.alpha import Incubation
+from esper.leyline.errors import BlueprintError, EsperError, SlotIdError, allowed, check_number
+from esper.leyline.lifecycle import GateConfig, GateLevel, Pacing
+from esper.leyline.outcomes import ObjectiveConfig
+from esper.leyline.rng import stream_seed
+from esper.leyline.slots import SlotConfig
 from esper.runtime.data.datasets import SYNTHETIC, dataset_names
 
 FINAL_LR_SHARE = 0.1
@@ -50,23 +41,21 @@ class ConditionSpace:
     """Training images; None: all."""
     label_noises: tuple[float, ...] = (0.0,)
     """Share of training images with a wrong label."""
-    learning_rates: tuple[float, ...] | None = None
-    """Learning rates of the host; None: the optimizer's own."""
+    learning_rates: tuple[float, ...] = ()
+    """Learning rates of the host; empty: the optimizer's own."""
 
     def __post_init__(self) -> None:
-        for name in ("train_sizes", "label_noises", "learning_rates"):
-            if getattr(self, name) == ():
-                raise EsperError(f"conditions: {name} is empty; name at least one value")
-        for size in self.train_sizes:
-            if size is not None:
-                check_number("conditions", "train_sizes", size, low=1, integer=True)
-        for name, values in (("cripple_probability", (self.cripple_probability,)), ("label_noises", self.label_noises)):
+        for name, low in (("train_sizes", 1), ("label_noises", 0), ("learning_rates", 1e-9)):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or (not values and name != "learning_rates"):
+                raise EsperError(f"conditions: {name} is {values!r}, must be a tuple of one or more values")
             for value in values:
-                check_number("conditions", name, value)
-                if value > 1:
-                    raise EsperError(f"conditions: {name} is {value}, must lie in [0, 1]")
-        for rate in self.learning_rates or ():
-            check_number("conditions", "learning_rates", rate, low=1e-9)
+                if value is not None or name != "train_sizes":
+                    check_number("conditions", name, value, low=low, integer=name == "train_sizes")
+        check_number("conditions", "cripple_probability", self.cripple_probability)
+        if max(self.cripple_probability, *self.label_noises) > 1:
+            raise EsperError(f"conditions: cripple_probability {self.cripple_probability} and label_noises {self.label_noises} "
+                             "must lie in [0, 1]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +68,17 @@ class Condition:
     label_noise: float
     learning_rate: float
     """Of the host; seeds keep their ratio to it."""
+
+
+_KINDS: dict[str, Any] = {
+    "name": str, "host": Mapping, "slots": tuple, "dataset": str, "optimizer": OptimizerConfig, "lr_decay": bool,
+    "pacing": Pacing, "gates": GateConfig, "objective": ObjectiveConfig, "blueprints": tuple, "conditions": ConditionSpace | None}
+
+
+@cache
+def _outline(host: tuple[tuple[str, Any], ...]) -> Host:
+    with torch.device("meta"):
+        return build_host(dict(host))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,46 +113,50 @@ class TaskSpec:
     def __post_init__(self) -> None:
         try:
             self._check()
-        except ValueError as error:
-            raise type(error)(f"task {self.name!r}: {error}") from None
+        except (ValueError, TypeError) as error:
+            raise (type(error) if isinstance(error, EsperError) else EsperError)(f"task {self.name!r}: {error}") from None
 
     def _check(self) -> None:
+        for field, kind in _KINDS.items():
+            if not isinstance(getattr(self, field), kind):
+                raise EsperError(f"{field} is {getattr(self, field)!r}, must be a {getattr(kind, '__name__', kind)}")
         if not self.name or self.name != self.name.strip().lower():
             raise EsperError(f"name is {self.name!r}, must be lower case and not empty")
         if self.dataset not in dataset_names() and not SYNTHETIC.fullmatch(self.dataset):
             raise EsperError(f"dataset {self.dataset!r} is unknown; {allowed(dataset_names())}")
-        for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length"):
+        for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population"):
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)
-        host = self._outline()
+        host = self.outline
         channels = {spec.slot_id: spec.channels for spec in host.injection_specs()}
         for slot_id in SlotConfig(self.slots).slot_ids:
             if slot_id not in channels:
                 raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(sorted(channels))}")
         growable = sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[host.topology] if b)
-        if not self.blueprints or len(set(self.blueprints)) != len(self.blueprints) or not set(self.blueprints) <= set(growable):
+        if not self.blueprints or len(set(self.blueprints)) < len(self.blueprints) or not set(self.blueprints) <= {*growable}:
             raise BlueprintError(f"blueprints are {self.blueprints}; allowed: one or more of {', '.join(growable)}, each once")
         with torch.device("meta"):
             for blueprint in self.blueprints:
                 for width in {channels[slot_id] for slot_id in self.slots}:
                     build_blueprint(host.topology, blueprint, 1, width)
+        if not self.optimizer.host_lr > 0:
+            raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
         if self.conditions is not None and self.conditions.cripple_probability > 0 and host.spec().get("kernel", 1) == 1:
             raise EsperError("conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap")
 
-    def _outline(self) -> Host:
-        """The host without memory for its weights."""
-        with torch.device("meta"):
-            return build_host(dict(self.host))
+    @property
+    def outline(self) -> Host:
+        """The host without memory for its weights; shared, only to be read."""
+        return _outline(tuple(sorted(self.host.items())))
 
     @property
     def topology(self) -> Topology:
-        return self._outline().topology
+        return self.outline.topology
 
     @property
     def num_classes(self) -> int:
         """Classes, or size of the vocabulary."""
-        spec = self._outline().spec()
-        return int(spec["vocabulary"] if "vocabulary" in spec else spec["classes"])
+        return int(self.outline.spec().get("vocabulary") or self.outline.spec()["classes"])
 
     @property
     def chance_loss(self) -> float:
@@ -162,18 +166,18 @@ class TaskSpec:
     @property
     def block(self) -> int:
         """Tokens per window of text; 0 for other data. What `validation_split` takes."""
-        return int(self._outline().spec().get("context", 0))
+        return int(self.outline.spec().get("context", 0))
 
     @property
     def host_params(self) -> int:
-        return sum(p.numel() for p in self._outline().parameters())
+        return sum(p.numel() for p in self.outline.parameters())
 
     @property
     def slot_config(self) -> SlotConfig:
         return SlotConfig(self.slots)
 
     def lr_factor(self, epoch: int) -> float:
-        """Share of the learning rate in this epoch (1 … episode_length)."""
+        """Share of each row's learning rates in this epoch (1 … episode_length)."""
         if not self.lr_decay or self.episode_length == 1:
             return 1.0
         progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
@@ -201,8 +205,7 @@ class TaskSpec:
 
 def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Condition:
     """What this env meets in this episode; the unconditional world where the task draws nothing."""
-    outline = task._outline()
-    blocks = len(outline.blocks) if isinstance(outline, CNNHost) else 0
+    blocks = len(task.outline.blocks) if isinstance(task.outline, CNNHost) else 0
     space = task.conditions
     if space is None:
         return Condition(crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr)
@@ -253,44 +256,43 @@ def _slots(blocks: int, rows: int) -> tuple[str, ...]:
 
 
 def _variant(base: TaskSpec, name: str, *, host: Mapping[str, Any] | None = None, **changes: Any) -> TaskSpec:
-    return dataclasses.replace(base, name=name, host={**base.host, **(host or {})}, **changes)
+    return replace(base, name=name, host={**base.host, **(host or {})}, **changes)
 
-
-_AUTO_START = frozenset({GateLevel.G1})
-_AUTO_START_AND_HOLD = _AUTO_START | {GateLevel.G3}
-_OPEN = GateConfig(permissive=True)
 
 # Embedded: an episode of 16 networks takes seconds. Prices and hosts were chosen with benchmarks/decision_value.py.
 _DIGITS = TaskSpec(
-    name="digits_baseline", host={"kind": "cnn", "blocks": 3, "base": 4, "channels": 1, "size": 8}, slots=_slots(3, 1),
-    dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24, population=16,
-    optimizer=OptimizerConfig(host_lr=0.1, seed_lr=0.1), lr_decay=True, gates=_OPEN,
+    name="digits_baseline", host={"kind": "cnn", "blocks": 2, "base": 3, "channels": 1, "size": 8},
+    slots=("r0c0", "r0c1", "r1c0"), dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24,
+    population=16, optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4), lr_decay=True,
     pacing=Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
-                  auto_forward_gates=_AUTO_START_AND_HOLD),
-    objective=ObjectiveConfig(size_price=0.05, waste_price=0.02), blueprints=("conv_light", "depthwise", "conv_small", "norm"))
+                  auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3})),
+    gates=GateConfig(permissive=True), objective=ObjectiveConfig(size_price=0.05, waste_price=0.02),
+    blueprints=("conv_light", "depthwise", "conv_small", "norm"))
+_IMPAIRED = _variant(
+    _DIGITS, "digits_impaired", host={"blocks": 3, "base": 2, "kernel": 1}, slots=_slots(3, 1), batch_size=64,
+    optimizer=replace(_DIGITS.optimizer, host_lr=0.03, seed_lr=0.03), objective=replace(_DIGITS.objective, size_price=0.1))
 _FASHION = _variant(
-    _DIGITS, "fashion_baseline", host={"base": 8, "size": 28}, dataset="fashion_mnist", steps_per_epoch=30, val_size=1000,
-    episode_length=40, population=8, blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"))
-# The hosts of the larger tiers; learning rates suit these budgets.
+    _DIGITS, "fashion_baseline", host={"blocks": 3, "base": 8, "size": 28}, slots=_slots(3, 1), dataset="fashion_mnist",
+    steps_per_epoch=30, val_size=1000, episode_length=40, population=8,
+    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"))
 _CIFAR = _variant(
     _FASHION, "cifar_baseline", host={"channels": 3, "size": 32}, dataset="cifar10", steps_per_epoch=50, episode_length=75,
     population=1, optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05), objective=ObjectiveConfig(),
-    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=_AUTO_START),
+    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=frozenset({GateLevel.G1})),
     blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "conv_heavy", "attention", "norm"))
 _TEXT = TaskSpec(
     name="sotu", host={"kind": "gpt", "vocabulary": 106, "features": 32, "heads": 4, "layers": 3, "context": 64, "segments": 3},
     slots=_slots(3, 1), dataset="sotu", batch_size=16, steps_per_epoch=40, val_size=128, episode_length=40, population=8,
-    optimizer=OptimizerConfig(kind="adamw", host_lr=3e-3, seed_lr=3e-3, host_decay=0.01), lr_decay=True, gates=_OPEN,
-    pacing=_CIFAR.pacing, objective=ObjectiveConfig(),
+    optimizer=OptimizerConfig(kind="adamw", host_lr=3e-3, seed_lr=3e-3, host_decay=0.01), lr_decay=True,
+    gates=_CIFAR.gates, pacing=_CIFAR.pacing, objective=ObjectiveConfig(),
     blueprints=("norm", "attention", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"))
 
 for _spec in (
     _DIGITS,
-    _variant(_DIGITS, "digits_impaired", host={"base": 2, "kernel": 1}, batch_size=64),
-    _variant(_DIGITS, "digits_scale", host={"blocks": 5, "base": 2, "pools": 3}, slots=_slots(5, 1)),
-    _variant(_DIGITS, "digits_shift", host={"blocks": 2}, slots=("r0c0", "r0c1", "r1c0"), blueprints=("conv_light", "conv_small"),
-             optimizer=OptimizerConfig(kind="adamw", host_lr=0.03, seed_lr=0.03, host_decay=1e-4),
-             objective=ObjectiveConfig(size_price=0.4, waste_price=0.02),
+    _IMPAIRED,
+    _variant(_IMPAIRED, "digits_scale", host={"blocks": 5, "pools": 2}, slots=_slots(5, 1), batch_size=32),
+    _variant(_DIGITS, "digits_shift", host={"base": 4}, blueprints=("conv_light", "conv_small", "norm"),
+             objective=replace(_DIGITS.objective, size_price=0.4),
              conditions=ConditionSpace(cripple_probability=0.5, train_sizes=(200, 1000), label_noises=(0.0, 0.2),
                                        learning_rates=(0.01, 0.03))),
     _FASHION,

@@ -131,7 +131,8 @@ def check_masks(masks: ActionMasks) -> None:
 def _mix(log_softmax: Tensor, count: Tensor, mask: Tensor, epsilon: Tensor) -> Tensor:
     # Fill before mixing: the gradient of logaddexp(−inf, −inf) is NaN, and a fill lets none through.
     softmax = log_softmax.masked_fill(~mask, 0.0) + torch.log1p(-epsilon)
-    return torch.logaddexp(softmax, (epsilon / count).log()).masked_fill(~mask, -torch.inf)
+    mixed = torch.logaddexp(softmax, (epsilon / count).log())
+    return mixed.masked_fill(count == 1, 0.0).masked_fill(~mask, -torch.inf)  # a forced choice is certain to the last bit
 
 
 def mixture_log_probs(logits: Tensor, mask: Tensor, epsilon: Tensor) -> Tensor:
@@ -297,15 +298,14 @@ class RecurrentPolicy:
         distribution, value, (h, c) = self.distribution(
             map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, map_tensors(masks, lambda m: m[rows].unsqueeze(1)),
             reset=reset, epsilon=torch.full(reset.shape, epsilon, device=self.device))
-        actions, head_log_probs = distribution.sample(None if uniforms is None else uniforms[rows].unsqueeze(1))
-        head_log_probs = head_log_probs[:envs, 0]
+        actions, head_log_probs = distribution.sample(None if uniforms is None else uniforms.to(self.device)[rows].unsqueeze(1))
+        head_log_probs, value = head_log_probs[:envs, 0], self.network.denormalize(value[:envs, 0])
         log_prob = head_log_probs.sum(-1)
-        if not (finite := log_prob.isfinite()).all():
+        if not (finite := log_prob.isfinite() & value.isfinite()).all():
             raise EsperError(f"env {(~finite).nonzero()[0, 0].item()}: the policy's output is not finite; "
                              "check the observation and the weights for NaN or infinity")
-        return PolicyStep(actions=actions[:envs, 0], log_prob=log_prob, head_log_probs=head_log_probs,
-                          value=self.network.denormalize(value[:envs, 0]), op_probs=distribution.op_log_probs[:envs, 0].exp(),
-                          hidden=(h[:envs], c[:envs]))
+        return PolicyStep(actions=actions[:envs, 0], log_prob=log_prob, head_log_probs=head_log_probs, value=value,
+                          op_probs=distribution.op_log_probs[:envs, 0].exp(), hidden=(h[:envs], c[:envs]))
 
     @torch.no_grad()
     def value(self, obs: PolicyObservation, hidden: Hidden | None, *, reset: Tensor | None = None) -> Tensor:

@@ -138,15 +138,6 @@ class TolariaGovernor:
             return None
         return (1 - self.config.collapse_band) * self.chance_loss
 
-    @staticmethod
-    def preflight(*, val_loss: float, val_accuracy: float) -> Veto | None:
-        """The reason against any mutation of a network with these measurements, None if there is none."""
-        if not math.isfinite(val_loss):
-            return Veto(VetoReason.LOSS_NON_FINITE, f"validation loss is {val_loss}")
-        if not math.isfinite(val_accuracy):
-            return Veto(VetoReason.ACCURACY_NON_FINITE, f"validation accuracy is {val_accuracy}")
-        return None
-
     # -- the last good state ----------------------------------------------------------------------------------------------
 
     def request_snapshot(self) -> None:
@@ -230,9 +221,10 @@ def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *,
     `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means no limit."""
     if action.op is LifecycleOp.WAIT:
         return None
-    veto = TolariaGovernor.preflight(val_loss=val_loss, val_accuracy=val_accuracy)
-    if veto is not None:
-        return veto
+    if not math.isfinite(val_loss):
+        return Veto(VetoReason.LOSS_NON_FINITE, f"validation loss is {val_loss}")
+    if not math.isfinite(val_accuracy):
+        return Veto(VetoReason.ACCURACY_NON_FINITE, f"validation accuracy is {val_accuracy}")
     if not 0 <= action.slot_idx < slots.num_slots:
         return Veto(VetoReason.SLOT_UNKNOWN, f"slot index {action.slot_idx} of {slots.num_slots} slots")
     slot_id = slots.slot_id_for_index(action.slot_idx)

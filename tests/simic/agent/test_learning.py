@@ -8,7 +8,7 @@ from esper.simic.agent.ppo import PPOConfig
 
 def learn_bandit(toys, seed: int) -> None:
     toy = toys.MaskedBandit(envs=64, seed=100 + seed)
-    agent = toys.make_agent(toy, PPOConfig(lr_end=1e-3, anneal_updates=20), seed=seed)
+    agent = toys.make_agent(toy, PPOConfig(anneal_updates=20), seed=seed)
     first = toys.rollout(toy, agent, episode=0)
     toys.train(toy, agent, updates=20)
     score = toys.score(toy, agent)
@@ -18,7 +18,7 @@ def learn_bandit(toys, seed: int) -> None:
 
 def learn_recall(toys, seed: int, *, free: bool, updates: int) -> None:
     toy = toys.Recall(envs=64, seed=100 + seed, free=free)
-    agent = toys.make_agent(toy, PPOConfig(lr_end=1e-3, anneal_updates=updates), seed=seed)
+    agent = toys.make_agent(toy, PPOConfig(anneal_updates=updates), seed=seed)
     toys.train(toy, agent, updates=updates)
     assert toys.score(toy, agent) >= 0.95
     assert toys.score(toy, agent, forget=True) <= 0.60, "the same weights without memory can only guess"
@@ -26,7 +26,7 @@ def learn_recall(toys, seed: int, *, free: bool, updates: int) -> None:
 
 def learn_identity(toys, seed: int) -> None:
     toy = toys.Identity(envs=128, seed=100 + seed)
-    agent = toys.make_agent(toy, PPOConfig(lr_end=1e-3, anneal_updates=26), seed=seed)
+    agent = toys.make_agent(toy, PPOConfig(anneal_updates=26), seed=seed)
     toys.train(toy, agent, updates=26)
     assert toys.score(toy, agent) >= 0.95
 

@@ -10,9 +10,9 @@ from esper.kasmina import CNNHost, MLPHost, MorphogeneticModel, OptimizerConfig,
 from esper.kasmina.blueprints import ConvLight
 from esper.kasmina.hosts import ConvBlock
 from esper.kasmina.layers import PopulationLayer
-from esper.leyline import SeedStage, Topology
+from esper.leyline import EsperError, Incubation, SeedStage, Topology
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
-from esper.simic.telemetry import GrowthSensors, measure_growth
+from esper.simic.telemetry import GrowthProbe, GrowthSensors, measure_growth
 from helpers import all_tensors, bring, differing, make, network_batch, population_batch, same_bits, train_step
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
@@ -172,6 +172,57 @@ def test_nothing_is_touched(topology: Topology, training: bool) -> None:
     assert (model.version, model.training) == (version, training)
     assert not found.packed().requires_grad
     assert found.packed().isfinite().all()
+
+
+def grown(topology: Topology, incubation: Incubation, dtype: torch.dtype) -> tuple[MorphogeneticModel, PopulationOptimizer]:
+    model = make(topology, 8, dtype=dtype, incubation=incubation)
+    first, second = model.slot_config.slot_ids[:2]
+    bring(model, first, "norm", SeedStage.BLENDING, row=2, stir=0.1)
+    bring(model, first, "norm", SeedStage.TRAINING, row=3, stir=0.1)
+    bring(model, second, "norm", SeedStage.FOSSILIZED, row=2, stir=0.1)
+    return model, PopulationOptimizer(model)
+
+
+def probed_step(model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Tensor, y: Tensor) -> GrowthSensors:
+    probe = GrowthProbe()
+    optimizer.zero_grad()
+    model.losses(x, y, probe=probe).total().backward()
+    optimizer.step()
+    assert optimizer.stats is not None
+    return probe.read(model, optimizer.stats.host_norm)
+
+
+@pytest.mark.parametrize("incubation", Incubation)
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_a_step_that_measures_trains_bit_for_bit_like_one_that_does_not(topology: Topology, incubation: Incubation) -> None:
+    model, optimizer = grown(topology, incubation, torch.float32)
+    twin, twin_optimizer = grown(topology, incubation, torch.float32)
+    for step in range(3):
+        x, y = population_batch(model, step)
+        probed_step(model, optimizer, x, y)
+        train_step(twin, twin_optimizer, x, y)
+    assert not differing(all_tensors(model), all_tensors(twin))
+    for row in range(8):
+        assert not differing(optimizer.row_state(row), twin_optimizer.row_state(row))
+
+
+@pytest.mark.parametrize("incubation", Incubation)
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_a_step_measures_what_a_pass_of_its_own_does(topology: Topology, incubation: Incubation) -> None:
+    model, optimizer = grown(topology, incubation, torch.float64)
+    optimizer.host_lr.zero_()
+    optimizer.seed_lr.zero_()
+    x, y = population_batch(model, 1)
+    found = probed_step(model, optimizer, x, y).packed()
+    assert optimizer.stats is not None
+    assert torch.allclose(found, measure_growth(model, x, y, optimizer.stats.host_norm).packed(), rtol=1e-9, atol=1e-7)
+
+
+def test_reading_before_backward_says_what_to_do() -> None:
+    model, probe = make("cnn", 8), GrowthProbe()
+    model.losses(*population_batch(model, 1), probe=probe)
+    with pytest.raises(EsperError, match="slot r0c0: no gradient has come back yet; call backward"):
+        probe.read(model, torch.ones(8))
 
 
 def sensors_of(model: MorphogeneticModel, seed: int = 1) -> GrowthSensors:

@@ -131,10 +131,10 @@ class PopArt:
         self.statistics.update(returns)
         if not self.statistics.count:
             return
-        old_mean, old_scale = self.mean.double(), self.scale.double()
+        old_mean, old_scale = self.mean.item(), self.scale.item()
         self.mean.fill_(float(self.statistics.mean))
         self.scale.fill_(max(float(self.statistics.var) ** 0.5, self.MIN_SCALE))
         # Read back: the float32 statistics that the network uses are the ones to compensate.
-        mean, scale = self.mean.double(), self.scale.double()
+        mean, scale = self.mean.item(), self.scale.item()
         self.out.weight.copy_(self.out.weight.double() * (old_scale / scale))
         self.out.bias.copy_((self.out.bias.double() * old_scale + old_mean - mean) / scale)

@@ -63,11 +63,10 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         limits: dict[str, tuple[float, float]] = {
-            **dict.fromkeys(("gamma", "gae_lambda", "epsilon", "epsilon_end"), (0.0, 1.0)),
-            "popart_decay": (1e-3, 1.0), "advantage_floor": (1e-6, 1.0), "epochs": (1, math.inf), "minibatches": (1, math.inf), "clip": (1e-6, math.inf),
-            "value_coef": (0.0, math.inf), "max_grad_norm": (1e-6, math.inf), "target_kl": (1e-9, math.inf),
-            "lr": (1e-12, 1.0), "lr_end": (0.0, 1.0), "entropy_coef": (0.0, math.inf), "entropy_coef_end": (0.0, math.inf),
-            "anneal_updates": (0, math.inf),
+            **dict.fromkeys(("gamma", "gae_lambda", "epsilon", "epsilon_end", "lr_end"), (0.0, 1.0)),
+            **dict.fromkeys(("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates"), (0.0, math.inf)),
+            **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)), **dict.fromkeys(("lr", "advantage_floor"), (1e-9, 1.0)),
+            **dict.fromkeys(("clip", "max_grad_norm", "target_kl"), (1e-9, math.inf)), "popart_decay": (1e-3, 1.0),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -191,7 +190,7 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
     generator = torch.Generator().manual_seed(seed)
     num_envs = len(advantages)
     order = [rows.to(advantages.device) for _ in range(config.epochs)
-             for rows in torch.randperm(num_envs, generator=generator).chunk(min(config.minibatches, num_envs))]
+             for rows in torch.randperm(num_envs, generator=generator).tensor_split(min(config.minibatches, num_envs))]
     log: list[dict[str, float]] = []
     steps = skipped = 0
     kl_stopped = False
@@ -224,5 +223,5 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
             saved.copy_(parameter.data)
         optimizer.step()
         steps += 1
-    by_name = {name: [values[name] for values in log] or [math.nan] for name in (log[0] if log else measured)}
+    by_name = {name: [values[name] for values in log] or [math.nan] for name in (*measured, "grad_norm")}
     return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, kl_stopped=kl_stopped)

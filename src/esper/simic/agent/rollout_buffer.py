@@ -84,7 +84,7 @@ class RolloutBuffer:
     def add(self, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep, *, reward: Tensor, terminal: Tensor,
             reset: Tensor, epsilon: float, valid: Tensor | None = None) -> None:
         """Write one column. `reset` [E]: hidden state was zeroed before this step. Where `valid` [E] is False the env was
-        rolled back in this epoch: WAIT is recorded and the next step of that env must be a reset."""
+        rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and the next step must be a reset."""
         t = self.length
         if t == self.num_steps:
             raise EsperError(f"the rollout is full: {self.num_steps} steps; call update before adding more")
@@ -100,7 +100,7 @@ class RolloutBuffer:
             "epsilon": torch.full_like(reward, epsilon),
         }
         for name, part in parts.items():
-            if part.is_floating_point():
+            if part.is_floating_point() and name != "reward":
                 # A row without a decision may come from a network that blew up; 0 · NaN would leak into every gradient.
                 part = part.masked_fill(~valid.view(-1, *[1] * (part.dim() - 1)), 0.0)
             self.columns[name][:, t] = part
@@ -133,9 +133,19 @@ class RolloutBuffer:
             self.columns["truncated"][rows] = True
             self.columns["bootstrap"][rows] = bootstrap.to(self.columns["bootstrap"])
 
+    def total_rewards(self) -> Tensor:
+        """[E]: everything that the rollout has paid so far, penalties and undecided steps included."""
+        return self.columns["reward"][:, :self.length].sum(dim=1)
+
     def finish(self) -> RolloutBatch:
-        """The rollout as it stands; every segment must have been closed."""
+        """The rollout as it stands; every segment must have been closed and every number be finite."""
+        if not self.length:
+            raise EsperError("the rollout is empty; record at least one step before the update")
         data = {name: column[:, :self.length] for name, column in self.columns.items()}
+        for name in ("reward", "value", "bootstrap"):
+            if (broken := ~data[name].isfinite()).any():
+                env, t = broken.nonzero()[0].tolist()
+                raise EsperError(f"env {env}, step {t}: {name} is {data[name][env, t].item()}, must be finite")
         ends = torch.ones_like(data["reset"])
         ends[:, :-1] = data["reset"][:, 1:] | ~data["valid"][:, 1:]
         if (open_ := ends & data["valid"] & ~data["terminal"] & ~data["truncated"]).any():

@@ -2,6 +2,7 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
+    "GrowthProbe": "esper.simic.telemetry.growth_sensors",
     "GrowthSensors": "esper.simic.telemetry.growth_sensors",
     "LayerGradientStats": "esper.simic.telemetry.debug_telemetry",
     "SeedGradients": "esper.simic.telemetry.gradient_collector",

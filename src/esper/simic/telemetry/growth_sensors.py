@@ -9,7 +9,7 @@ P rows, B batch, C channels or features, S slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch.nn.grad import conv2d_weight
 
 from esper.kasmina.model import MorphogeneticModel, cross_entropy
 from esper.kasmina.optim import Criterion
+from esper.leyline import EsperError
 
 KERNEL = 3
 CENTRE = KERNEL * KERNEL // 2
@@ -39,59 +40,69 @@ class GrowthSensors:
         return torch.stack([t for t in (self.boundary_norm, self.growth_score, self.tap_ratio) if t is not None])
 
 
-class _Boundaries:
-    """Notes the features on both sides of every slot, and makes sure that those after it have a gradient."""
+class GrowthProbe:
+    """Handed to `model.losses`, it lets the training step itself measure: it keeps the features that reach every slot and the
+    gradient that comes back, and changes no bit of the step. Read it after backward, then throw it away."""
 
     def __init__(self) -> None:
-        self.before: dict[str, Tensor] = {}
-        self.after: dict[str, Tensor] = {}
+        self._features: dict[str, Tensor] = {}
+        self._gradients: dict[str, Tensor] = {}
 
     def __call__(self, slot_id: str, before: Tensor, after: Tensor) -> Tensor:
         after = after if after.requires_grad else after.detach().requires_grad_()
-        self.before[slot_id], self.after[slot_id] = before.detach(), after
+        # Keeps the gradient itself: `retain_grad` would copy it, and in another memory order.
+        after.register_hook(partial(self._gradients.__setitem__, slot_id))
+        self._features[slot_id] = before.detach()
         return after
+
+    @torch.no_grad()
+    def read(self, model: MorphogeneticModel, host_norm: Tensor) -> GrowthSensors:
+        """Sensors of all slots of all rows. `host_norm` [P] is the norm of each host's gradient on the same batch
+        (`optimizer.stats.host_norm`)."""
+        slots = model.slot_config.slot_ids
+        for slot_id in slots:
+            if slot_id not in self._gradients:
+                raise EsperError(f"slot {slot_id}: no gradient has come back yet; call backward on the losses first")
+        norms, taps = zip(*(_sense(model, self._features[s], self._gradients[s]) for s in slots), strict=True)
+        tap = torch.stack(taps, 1)  # [P, S, taps]
+        host_rms = (host_norm / model.host_params ** 0.5).unsqueeze(1)
+        score = torch.linalg.vector_norm(tap, dim=2) / (tap.shape[2] ** 0.5 * host_rms)
+        ratio = None
+        if model.layout.image:
+            around = torch.linalg.vector_norm(torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1:]], 2), dim=2)
+            ratio = around / (tap.shape[2] - 1) ** 0.5 / tap[..., CENTRE]
+        return GrowthSensors(torch.stack(norms, 1), score, ratio)
 
 
 def measure_growth(model: MorphogeneticModel, x: Tensor, targets: Tensor, host_norm: Tensor,
                    criterion: Criterion = cross_entropy) -> GrowthSensors:
-    """Sensors of all slots of all rows from one forward and backward pass over a training batch.
-
-    `host_norm` [P] is the norm of each host's gradient, as the last step measured it (`optimizer.stats.host_norm`)."""
-    boundaries = _Boundaries()
+    """The same sensors from a pass of their own over a training batch, where no step is to be taken. Touches nothing: in this
+    pass no parameter has a gradient."""
+    probe = GrowthProbe()
     with torch.enable_grad():
-        outputs = model.forward_probed(x, boundaries)
+        outputs = model.forward_probed(x, probe)
         if model.population == 1 and targets.dim() == outputs.dim() - 2:
             targets = targets.unsqueeze(0)
-        total = criterion(outputs, targets).sum()
-    gradients = torch.autograd.grad(total, list(boundaries.after.values()))
-    by_slot = dict(zip(boundaries.after, gradients, strict=True))
-    host_rms = host_norm / model.host_params ** 0.5
-    norms, scores, ratios = [], [], []
-    for slot_id in model.slot_config.slot_ids:
-        norm, taps, channels = _read(model, boundaries.before[slot_id], by_slot[slot_id])
-        norms.append(norm)
-        scores.append(torch.linalg.vector_norm(taps, dim=1) / (channels * taps.shape[1] ** 0.5 * host_rms))
-        if model.layout.image:
-            off_centre = torch.linalg.vector_norm(torch.cat([taps[:, :CENTRE], taps[:, CENTRE + 1:]], 1), dim=1)
-            ratios.append(off_centre / (taps.shape[1] - 1) ** 0.5 / taps[:, CENTRE])
-    return GrowthSensors(torch.stack(norms, 1), torch.stack(scores, 1), torch.stack(ratios, 1) if ratios else None)
+        criterion(outputs, targets).sum().backward()
+    return probe.read(model, host_norm)
 
 
-def _read(model: MorphogeneticModel, before: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, int]:
-    """At one slot: the norm of the gradient [P], that of each tap of the zero layer's gradient [P, taps], and the channels.
+def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """At one slot: the norm of the gradient [P], and that of each tap of the zero layer's gradient per channel [P, taps].
 
     The zero layer itself is never run: its output is 0, and its weight's gradient needs only what goes in and what comes
     back."""
     rows = model.population
     if model.layout.image:
-        channels = before.shape[1] // rows
-        weight = _conv_gradient(before, gradient, rows, channels)
+        channels = features.shape[1] // rows
+        weight = _conv_gradient(features, gradient, rows, channels).unflatten(0, (rows, channels))
         norm = gradient.square().sum((0, 2, 3)).view(rows, channels).sum(1).sqrt()
-        return norm, torch.linalg.vector_norm(weight.unflatten(0, (rows, channels)), dim=(1, 2)).flatten(1), channels
-    flat_before, flat_gradient = before.reshape(rows, -1, before.shape[-1]), gradient.reshape(rows, -1, before.shape[-1])
-    weight = torch.bmm(flat_gradient.transpose(1, 2), flat_before)
-    taps = torch.linalg.vector_norm(weight.flatten(1), dim=1).unsqueeze(1)
-    return torch.linalg.vector_norm(flat_gradient.flatten(1), dim=1), taps, before.shape[-1]
+        return norm, torch.linalg.vector_norm(weight, dim=(1, 2)).flatten(1) / channels
+    channels = features.shape[-1]
+    flat_features, flat_gradient = features.reshape(rows, -1, channels), gradient.reshape(rows, -1, channels)
+    weight = torch.bmm(flat_gradient.transpose(1, 2), flat_features)
+    return (torch.linalg.vector_norm(flat_gradient, dim=(1, 2)),
+            torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels)
 
 
 def _conv_gradient(before: Tensor, gradient: Tensor, rows: int, channels: int) -> Tensor:

@@ -1,0 +1,283 @@
+"""The population's optimizers against torch.optim on separate networks, row by row; clipping and gradient statistics."""
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina import MorphogeneticModel, OptimizerConfig, PopulationOptimizer, restore_row, snapshot_row
+from esper.kasmina.row import OptimizerRow
+from esper.leyline import AlphaAlgorithm, EsperError, PopulationError, SeedStage, StructureError
+from helpers import HOSTS, bring, differing, distance, fuse, make, network_batch, population_batch, row_tensors, train_step
+
+topologies = pytest.mark.parametrize("topology", HOSTS)
+kinds = pytest.mark.parametrize("kind", ["sgd", "adamw"])
+ROWS = 8
+RATES: dict[str, list[float]] = {
+    "host_lr": [0.01 * (row + 1) for row in range(ROWS)],
+    "seed_lr": [0.02 * (ROWS - row) for row in range(ROWS)],
+    "momentum": [0.9, 0.0, 0.5, 0.8, 0.95, 0.7, 0.9, 0.3],
+    "host_decay": [0.0, 0.1, 5e-4, 0.01, 0.0, 0.2, 0.05, 0.0],
+    "seed_decay": [0.1, 0.0, 0.2, 0.0, 0.01, 0.0, 0.3, 0.0],
+    "clip": [1.0, 0.1, 100.0, 0.5, 0.02, 10.0, 1e9, 0.3],
+}
+
+
+class Reference:
+    """One network trained with torch's own optimizers and clipping: one for the host, one for each slot."""
+
+    def __init__(self, model: MorphogeneticModel, kind: str, row: int) -> None:
+        self.model, self.kind, self.row = model, kind, row
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+
+    def _optimizer(self, group: str, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        whose = "host" if group == "host" else "seed"
+        lr, decay = RATES[f"{whose}_lr"][self.row], RATES[f"{whose}_decay"][self.row]
+        if self.kind == "sgd":
+            return torch.optim.SGD(parameters, lr=lr, momentum=RATES["momentum"][self.row], weight_decay=decay)
+        return torch.optim.AdamW(parameters, lr=lr, betas=(RATES["momentum"][self.row], 0.99), eps=1e-8, weight_decay=decay)
+
+    def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
+        """One batch; the norms before clipping."""
+        groups = {"host": list(self.model.host.parameters())} | {
+            slot.slot_id: list(slot.parameters()) for slot in self.model.slots() if list(slot.parameters())}
+        for parameters in groups.values():
+            for p in parameters:
+                p.grad = None
+        self.model.losses(*fuse(self.model, [(x, y)])).total().backward()
+        norms = {}
+        for group, parameters in groups.items():
+            if group not in self.optimizers:
+                self.optimizers[group] = self._optimizer(group, parameters)
+            norms[group] = float(torch.nn.utils.clip_grad_norm_(parameters, RATES["clip"][self.row]))
+            self.optimizers[group].step()
+        return norms
+
+
+def with_rates(model: MorphogeneticModel, kind: str) -> PopulationOptimizer:
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind=kind, beta2=0.99))
+    for name, values in RATES.items():
+        getattr(optimizer, name).copy_(torch.tensor(values, dtype=torch.float64))
+    return optimizer
+
+
+def grow(model: MorphogeneticModel, topology: Any, step: int, rows: dict[int, int]) -> None:
+    """What happens before a step; `rows` maps rows of the experiment to rows of this model."""
+    name = {"cnn": "conv_light", "transformer": "attention", "mlp": "mlp"}[topology]
+    if step == 0 and 1 in rows:
+        bring(model, "r0c0", name, SeedStage.HOLDING, row=rows[1], stir=0.1, algorithm=AlphaAlgorithm.GATE, init_seed=1)
+    if step == 0 and 2 in rows:
+        bring(model, "r0c0", "norm", SeedStage.HOLDING, row=rows[2], stir=0.1, init_seed=2)
+        bring(model, "r0c1", name, SeedStage.TRAINING, row=rows[2], init_seed=3)
+    if step == 4:  # optimizer state begins here, beside older banks and in them
+        for row in (3, 5):
+            if row in rows:
+                bring(model, "r0c0", name, SeedStage.HOLDING, row=rows[row], stir=0.1, init_seed=row,
+                      algorithm=AlphaAlgorithm.MULTIPLY)
+
+
+@topologies
+@kinds
+def test_every_row_equals_torch_with_its_own_rates(topology, kind):
+    model = make(topology, ROWS, dtype=torch.float64)
+    optimizer = with_rates(model, kind)
+    references = []
+    for row in range(ROWS):
+        alone = make(topology, dtype=torch.float64)
+        restore_row(alone, snapshot_row(model, row))
+        references.append(Reference(alone, kind, row))
+    for step in range(10):
+        grow(model, topology, step, {row: row for row in range(ROWS)})
+        for row, reference in enumerate(references):
+            grow(reference.model, topology, step, {row: 0})
+        batches = [network_batch(model, 100 * step + row) for row in range(ROWS)]
+        train_step(model, optimizer, *fuse(model, batches))
+        for row, reference in enumerate(references):
+            norms = reference.step(*batches[row])
+            assert float(optimizer.stats.host_norm[row]) == pytest.approx(norms.pop("host"), rel=1e-9)
+            for slot_id, norm in norms.items():
+                assert float(optimizer.stats.norm[slot_id][row]) == pytest.approx(norm, rel=1e-9)
+    for row, reference in enumerate(references):
+        assert distance(snapshot_row(model, row).tensors, snapshot_row(reference.model, 0).tensors) < 1e-10, row
+        for group, theirs in reference.optimizers.items():
+            if kind == "sgd" and RATES["momentum"][row] == 0:
+                continue  # torch keeps no momentum then
+            keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq")
+            moments = [state[key] for state in theirs.state.values() for key in keys]
+            ours = [t[row] for bank in optimizer.groups[group].banks.values() if bank.learning[row]
+                    for tensors in zip(*bank.state.values(), strict=True) for t in tensors]
+            assert len(ours) == len(moments)
+            assert all(torch.allclose(a, b[0], rtol=1e-8, atol=1e-11) for a, b in zip(ours, moments, strict=True))
+
+
+def test_steps_count_from_each_rows_birth():
+    model = make("mlp", 8)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind="adamw"))
+    bring(model, "r0c0", "lora", SeedStage.TRAINING, row=1)
+    for step in range(3):
+        train_step(model, optimizer, *population_batch(model, step))
+    bring(model, "r0c0", "lora", SeedStage.TRAINING, row=6)
+    for step in range(2):
+        train_step(model, optimizer, *population_batch(model, step))
+    assert optimizer.groups["r0c0"].banks["r0c0.lora"].steps.tolist() == [0, 5, 0, 0, 0, 0, 2, 0]
+    assert optimizer.groups["host"].banks["host"].steps.tolist() == [5] * 8
+
+
+# -- gradient statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_taken_before_clipping_and_count_only_the_rows_own_tensors():
+    model = make("cnn", 8)
+    bring(model, "r0c1", "conv_light", SeedStage.HOLDING, row=2)  # γ is 0: only γ has a gradient
+    bring(model, "r0c1", "norm", SeedStage.HOLDING, row=4, stir=0.3)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(clip=1e-3))
+    optimizer.zero_grad()
+    model.losses(*population_batch(model, 1)).total().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    for row in range(8):
+        host = torch.cat([g[row].flatten() for name, g in grads.items() if name.startswith("host.")]).norm()
+        seeds = torch.cat([g[row].flatten() for name, g in grads.items() if name.startswith("seed_slots.r0c1.")]).norm()
+        assert float(optimizer.stats.host_norm[row]) == pytest.approx(float(host), rel=1e-5)
+        assert float(optimizer.stats.norm["r0c1"][row]) == pytest.approx(float(seeds), rel=1e-5)
+    assert optimizer.stats.vanishing["r0c1"].tolist() == [0, 0, 3 / 4, 0, 0, 0, 0, 0]
+    assert not optimizer.stats.exploding["r0c1"].any()
+    assert list(optimizer.stats.norm) == ["r0c1"], "slots without a seed have nothing to say"
+
+
+@pytest.mark.parametrize("poison", [1e6, math.inf, math.nan])
+def test_exploding_gradients_are_counted_and_stay_in_their_row(poison):
+    model = make("mlp", 8)
+    for row in (2, 5):
+        bring(model, "r0c1", "norm", SeedStage.HOLDING, row=row, stir=0.3)
+    with torch.no_grad():
+        model.host.head.weight[2] *= poison
+    optimizer = PopulationOptimizer(model)
+    train_step(model, optimizer, *population_batch(model, 1))
+    assert optimizer.stats.exploding["r0c1"][2] == 1.0
+    assert optimizer.stats.exploding["r0c1"][5] == 0.0
+    assert all(torch.isfinite(p[[row for row in range(8) if row != 2]]).all() for p in model.parameters())
+
+
+def test_recorded_gradients_reach_the_learning_seeds():
+    model = make("mlp", 8)
+    bring(model, "r0c0", "lora", SeedStage.TRAINING, row=1)
+    bring(model, "r0c0", "norm", SeedStage.HOLDING, row=2, stir=0.3)
+    model.germinate("r0c1", "norm", row=3)
+    optimizer = PopulationOptimizer(model)
+    train_step(model, optimizer, *population_batch(model, 1))
+    before = model.reports(3)
+    for row in (1, 2):
+        model.seed_in("r0c0", row).metrics.gradient_ratio = None
+    model.record_gradients(optimizer.stats)
+    for row in (1, 2):
+        metrics = model.reports(row)["r0c0"].metrics
+        norm, host = float(optimizer.stats.norm["r0c0"][row]), float(optimizer.stats.host_norm[row])
+        assert metrics.gradient_norm == pytest.approx(norm)
+        seed_rms, host_rms = norm / math.sqrt(metrics.params), host / math.sqrt(metrics.host_params)
+        assert metrics.gradient_ratio == pytest.approx(seed_rms / host_rms)
+        assert 0.0 <= metrics.gradient_health <= 1.0
+    assert model.reports(3) == before, "a seed that takes no part is not measured"
+    table = optimizer.stats.packed().tolist()
+    model.record_gradients(optimizer.stats, table)
+    assert model.reports(1)["r0c0"].metrics.gradient_norm == pytest.approx(float(optimizer.stats.norm["r0c0"][1]))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------------
+
+
+def trained(kind: str = "sgd") -> tuple[MorphogeneticModel, PopulationOptimizer]:
+    model = make("mlp", 8)
+    for row in (1, 2):
+        bring(model, "r0c0", "lora", SeedStage.HOLDING, row=row, stir=0.1)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind=kind))
+    for step in range(3):
+        train_step(model, optimizer, *population_batch(model, step))
+    return model, optimizer
+
+
+@kinds
+def test_a_row_forgets_and_its_neighbours_do_not(kind):
+    model, optimizer = trained(kind)
+    before = {row: row_tensors(model, optimizer, row) for row in range(8)}
+    optimizer.forget_row(2)
+    for row in range(8):
+        now = row_tensors(model, optimizer, row)
+        assert (differing(before[row], now) == []) is (row != 2)
+    state = {name: t for name, t in optimizer.row_state(2).items() if not name.startswith("rates.")}
+    assert state
+    assert not any(t.any() for t in state.values())
+
+
+@kinds
+def test_a_rows_state_comes_back_exactly(kind):
+    _, optimizer = trained(kind)
+    state, others = optimizer.row_state(1), [optimizer.row_state(row) for row in range(8) if row != 1]
+    optimizer.host_lr[1] = 7.0
+    optimizer.forget_row(1)
+    optimizer.load_row_state(1, state)
+    assert differing(state, optimizer.row_state(1)) == []
+    assert all(differing(a, optimizer.row_state(row)) == [] for a, row in zip(others, [0, *range(2, 8)], strict=True))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda s: s.pop("host.head.weight.momentum"), r"missing tensors \['host.head.weight.momentum'\]"),
+    (lambda s: s.update({"host.tail": torch.zeros(3)}), r"unknown tensors \['host.tail'\]"),
+    (lambda s: s.update({"host.head.bias.momentum": torch.zeros(3)}), r"host.head.bias.momentum has shape \(3,\), wanted"),
+])
+def test_a_rows_state_is_loaded_strictly(change, message):
+    _, optimizer = trained()
+    state = optimizer.row_state(1)
+    broken = dict(state)
+    change(broken)
+    with pytest.raises(StructureError, match=message):
+        optimizer.load_row_state(1, broken)
+    assert differing(state, optimizer.row_state(1)) == []
+
+
+def test_host_and_seeds_of_a_row_have_their_own_views():
+    _, optimizer = trained()
+    host, seeds = OptimizerRow(optimizer, 1, host=True), OptimizerRow(optimizer, 1, host=False)
+    assert {name.split(".")[0] for name in host.state_dict()} == {"host"}
+    assert {name.split(".")[0] for name in seeds.state_dict()} == {"r0c0"}
+    kept = host.state_dict()
+    seeds.zero()
+    assert not any(t.any() for t in seeds.state_dict().values())
+    assert differing(kept, host.state_dict()) == []
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"kind": "lion"}, "optimizer kind 'lion' is unknown; allowed: sgd, adamw"),
+    ({"host_lr": -0.1}, r"host_lr is -0\.1"),
+    ({"seed_lr": math.nan}, "seed_lr is nan"),
+    ({"clip": math.inf}, "clip is inf"),
+    ({"host_decay": -1.0}, r"host_decay is -1"),
+])
+def test_bad_configurations(options, message):
+    with pytest.raises(EsperError, match=message):
+        OptimizerConfig(**options)
+
+
+def test_rows_are_checked():
+    _, optimizer = trained()
+    for call in (optimizer.forget_row, optimizer.row_state, lambda row: optimizer.load_row_state(row, {})):
+        with pytest.raises(PopulationError, match="row 8 is out of range; allowed: 0 to 7"):
+            call(8)
+        with pytest.raises(PopulationError, match="row -1 is out of range"):
+            call(-1)
+
+
+def test_clipping_leaves_small_gradients_alone_and_scales_large_ones():
+    model = make("mlp", 8, dtype=torch.float64)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=1.0, momentum=0.0, host_decay=0.0))
+    optimizer.clip[:] = torch.tensor([1e-3, 1e9] * 4, dtype=torch.float64)
+    before = {name: p.detach().clone() for name, p in model.host.named_parameters()}
+    train_step(model, optimizer, *population_batch(model, 1))
+    for row in range(8):
+        moved = torch.cat([(p.detach() - before[name])[row].flatten() for name, p in model.host.named_parameters()]).norm()
+        norm = float(optimizer.stats.host_norm[row])
+        assert norm > 1e-3
+        assert float(moved) == pytest.approx(1e-3 if row % 2 == 0 else norm, rel=1e-2 if row % 2 == 0 else 1e-9)
