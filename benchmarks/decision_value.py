@@ -16,9 +16,12 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,8 +68,7 @@ def run(task: TaskSpec, split: Split, pairs: Sequence[Pair], *, root: int = 0, e
         conditions: Mapping[int, Condition] | None = None) -> list[Result]:
     """One episode of each (plan, env); envs draw their conditions unless these are given."""
     found: dict[Pair, Result] = {}
-    # Networks that grow alike share banks: side by side they cost least.
-    order = sorted(set(pairs), key=lambda pair: (str([(p.slot, p.blueprint) for p in pair[0]] if pair[0] != RANDOM else RANDOM), str(pair)))
+    order = sorted(set(pairs), key=growth_order)
     for at in range(0, len(order), CHUNK):
         part = order[at:at + CHUNK]
         envs = sorted({env for _, env in part})
@@ -75,9 +77,15 @@ def run(task: TaskSpec, split: Split, pairs: Sequence[Pair], *, root: int = 0, e
     return [found[pair] for pair in pairs]
 
 
+def growth_order(pair: Pair) -> tuple[str, str]:
+    """Networks that grow alike share banks: side by side they cost least."""
+    plan, _ = pair
+    return plan if isinstance(plan, str) else str([(p.slot, p.blueprint) for p in plan]), str(pair)
+
+
 def _run(task: TaskSpec, split: Split, pairs: Sequence[Pair], conditions: Mapping[int, Condition], root: int,
          episode: int) -> list[Result]:
-    padded = [*pairs, *pairs[:1] * (-len(pairs) % 8)]
+    padded = [*pairs, *[pairs[0]] * (-len(pairs) % 8)]
     envs, rows = list(conditions), len(padded)
     batches = SharedBatchIterator(split, [envs], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root)
     whole = len(split.train)
@@ -103,11 +111,12 @@ def _run(task: TaskSpec, split: Split, pairs: Sequence[Pair], conditions: Mappin
         model.record_gradients(optimizer.stats)
         measure_contributions(model, validation, len(pairs))
         for row, (plan, env) in enumerate(pairs):
-            step = choose_random(model, task, row, dice[row]) if plan == RANDOM else follow(model, plan, row, epoch)
+            step = choose_random(model, task, row, dice[row]) if isinstance(plan, str) else follow(model, plan, row, epoch)
             if step is not None:
                 act(model, row, *step, stream_seed(root, "germination", episode, env, model.germinations[row]))
         model.step_epoch()
-    return [conclude(task, model, row, accuracy) for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))]
+    return [conclude(task, model, row, accuracy)
+            for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))]
 
 
 Step = tuple[LifecycleOp, str, str]
@@ -149,8 +158,8 @@ def act(model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, bluepri
     if op is LifecycleOp.GERMINATE:
         model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=init_seed)
     else:
-        operation = {LifecycleOp.ADVANCE: model.advance, LifecycleOp.FOSSILIZE: model.fossilize, LifecycleOp.PRUNE: model.prune}[op]
-        operation(slot, row=row)
+        {LifecycleOp.ADVANCE: model.advance, LifecycleOp.FOSSILIZE: model.fossilize, LifecycleOp.PRUNE: model.prune}[op](
+            slot, row=row)
 
 
 def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, rows: int) -> None:
@@ -158,7 +167,7 @@ def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, ro
     wanted = {}
     for row in range(rows):
         on = frozenset(blended_slots(model, row))
-        held = [slot for slot in on if model.seed_in(slot, row).stage is SeedStage.HOLDING]  # type: ignore[union-attr]
+        held = [slot for slot in on if model.seed_in(slot, row).stage is SeedStage.HOLDING]
         if held:
             wanted[row] = [on, *(on - {slot} for slot in held)]
     if not wanted:
@@ -169,22 +178,21 @@ def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, ro
         model.record_epoch(row, full, contributions={next(iter(on - c)): full - accuracy[row, c] for c in without})
 
 
-def accuracies(model: MorphogeneticModel, data: EvalBatches, wanted: dict[int, list[frozenset[str]]]) -> dict[tuple[int, frozenset[str]], float]:
-    """Percentage points by (row, coalition)."""
-    correct, total, table = 0, 0, None
-    for batch in data:
-        table = evaluate_coalitions(model, batch.x, wanted, shared_input=True)
-        correct = correct + (table.outputs.argmax(-1) == batch.y.view(1, -1)).sum(1)
-        total += batch.y.numel()
-    assert table is not None
-    return dict(zip(zip(table.rows, table.coalitions, strict=True), (100 * correct / total).tolist(), strict=True))  # type: ignore[union-attr]
+def accuracies(model: MorphogeneticModel, data: EvalBatches,
+               wanted: Mapping[int, Sequence[frozenset[str]]]) -> dict[tuple[int, frozenset[str]], float]:
+    """Percentage points by (row, coalition), on one batch that holds all of the data."""
+    (batch,) = data
+    table = evaluate_coalitions(model, batch.x, wanted, shared_input=True)
+    accuracy = 100 * (table.outputs.argmax(-1) == batch.y.view(1, -1)).float().mean(1)
+    return dict(zip(zip(table.rows, table.coalitions, strict=True), accuracy.tolist(), strict=True))
 
 
 def committed_accuracy(model: MorphogeneticModel, data: EvalBatches, rows: int) -> list[float]:
-    wanted = {row: [frozenset(slot.slot_id for slot in model.slots()
-                              if (seed := slot.seeds[row]) is not None and seed.stage is SeedStage.FOSSILIZED)] for row in range(rows)}
-    found = accuracies(model, data, wanted)
-    return [found[row, coalitions[0]] / 100 for row, coalitions in wanted.items()]
+    """In [0, 1]: fossilized seeds on, live ones off."""
+    wanted = {row: frozenset(slot for slot, report in model.reports(row).items() if report.stage is SeedStage.FOSSILIZED)
+              for row in range(rows)}
+    found = accuracies(model, data, {row: [coalition] for row, coalition in wanted.items()})
+    return [found[key] / 100 for key in wanted.items()]
 
 
 def conclude(task: TaskSpec, model: MorphogeneticModel, row: int, accuracy: float) -> Result:
@@ -203,12 +211,12 @@ def grid(task: TaskSpec, size: int) -> list[Schedule]:
     starts = range(1, task.episode_length - 8, 2)
     kinds: list[list[Schedule]] = []
     for count in (1, 2, 3):
-        kinds.append([tuple(Planting(start + i, slot, blueprint) for i, (slot, blueprint) in enumerate(zip(slots, chosen, strict=True)))
+        kinds.append([tuple(Planting(start + i, *place) for i, place in enumerate(zip(slots, blueprints, strict=True)))
                       for slots in itertools.combinations(task.slots, count)
-                      for chosen in itertools.product(task.blueprints, repeat=count) for start in starts])
-    chosen, rest = kinds[0], (size - len(kinds[0])) // 2
+                      for blueprints in itertools.product(task.blueprints, repeat=count) for start in starts])
+    chosen, share = kinds[0], (size - len(kinds[0])) // 2
     for kind in kinds[1:]:
-        chosen = [*chosen, *(kind[i * len(kind) // rest] for i in range(min(rest, len(kind))))]
+        chosen = [*chosen, *(kind[i * len(kind) // share] for i in range(min(share, len(kind))))]
     return chosen
 
 
@@ -230,31 +238,24 @@ def show(values: Sequence[float], scale: float = 100) -> str:
     return f"{scale * mean:.1f} ± {scale * half:.1f}"
 
 
-def study(task: TaskSpec, *, schedules: int, search: int, confirm: int) -> dict:
-    """Search the grid, then compare static, random, best and worst on fresh envs."""
-    split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-    plans = [STATIC, *grid(task, schedules)]
-    found = tabulate(task, split, plans, range(search))
-    by_accuracy = sorted(plans[1:], key=lambda plan: statistics.mean(r.accuracy for r in found[plan]))
-    by_value = sorted(plans[1:], key=lambda plan: statistics.mean(r.value for r in found[plan]))
-    picked = {"static": STATIC, "random": RANDOM, "best J": by_value[-1], "worst J": by_value[0], "best accuracy": by_accuracy[-1],
-              "worst accuracy": by_accuracy[0]}
+def study(task: TaskSpec, split: Split, found: Mapping[Plan, Sequence[Result]], confirm: int) -> dict[str, Any]:
+    """Compare what the search found best and worst with static and random growth, on fresh envs."""
+    by_value = sorted(found.keys() - {STATIC}, key=lambda plan: (statistics.mean(r.value for r in found[plan]), str(plan)))
+    by_accuracy = sorted(by_value, key=lambda plan: statistics.mean(r.accuracy for r in found[plan]))
+    picked: dict[str, Plan] = {"static": STATIC, "random": RANDOM, "best J": by_value[-1], "worst J": by_value[0],
+              "best accuracy": by_accuracy[-1], "worst accuracy": by_accuracy[0]}
     results = tabulate(task, split, list(dict.fromkeys(picked.values())), range(CONFIRM, CONFIRM + confirm))
-    print(f"\n**{task.name}**: {len(plans) - 1} schedules × {search} envs searched, {confirm} fresh envs; host {task.host_params} "
-          f"parameters, λ {task.objective.size_price}, κ {task.objective.waste_price}\n")
     print("| plan | schedule | J | J − static | accuracy | added parameters |\n|---|---|---|---|---|---|")
     for label, plan in picked.items():
-        rows, static = results[plan], results[STATIC]
-        gain = "" if plan == STATIC else show([r.value - s.value for r, s in zip(rows, static, strict=True)])
+        rows = results[plan]
+        gain = show([r.value - s.value for r, s in zip(rows, results[STATIC], strict=True)]) if plan else ""
         print(f"| {label} | {name(plan)} | {show([r.value for r in rows])} | {gain} | {show([r.accuracy for r in rows])} | "
               f"{statistics.mean(r.added for r in rows):.0f} |")
-    spread = [b.accuracy - w.accuracy for b, w in zip(results[picked["best accuracy"]], results[picked["worst accuracy"]], strict=True)]
+    extremes = zip(results[by_accuracy[-1]], results[by_accuracy[0]], strict=True)
+    spread = [best.accuracy - worst.accuracy for best, worst in extremes]
     print(f"\nBest − worst schedule in accuracy: **{show(spread)} points**.", flush=True)
-    return {"task": task.name, "schedules": len(plans) - 1, "search_envs": search, "confirm_envs": confirm,
-            "spread_accuracy": interval(spread),
-            "plans": {label: {"schedule": name(plan), "results": [asdict(r) for r in results[plan]]} for label, plan in picked.items()},
-            "grid": {name(plan): [[r.value, r.accuracy, r.added] for r in found[plan]] for plan in plans},
-            "_ranked": {"plans": plans, "found": found}}
+    return {"spread_accuracy": interval(spread), "plans": {
+        label: {"schedule": name(plan), "results": [asdict(r) for r in results[plan]]} for label, plan in picked.items()}}
 
 
 def tabulate(task: TaskSpec, split: Split, plans: Sequence[Plan], envs: Sequence[int],
@@ -263,11 +264,9 @@ def tabulate(task: TaskSpec, split: Split, plans: Sequence[Plan], envs: Sequence
     return {plan: [next(results) for _ in envs] for plan in plans}
 
 
-def oracle(task: TaskSpec, found: Mapping[Plan, Sequence[Result]], *, candidates: int, conditions: int, repeats: int) -> dict:
-    """Per drawn condition: choose on all envs but one, judge on that one, each in turn. The single schedule is chosen alike, over
-    all conditions."""
-    split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-    plans = shortlist(found, candidates)
+def oracle(task: TaskSpec, split: Split, plans: Sequence[Plan], *, conditions: int, repeats: int) -> dict[str, Any]:
+    """Per drawn condition: choose on all envs but one, judge on that one, each in turn. The single schedule is chosen in the
+    same way, over all conditions."""
     drawn = [draw_condition(task, 0, 0, CONDITION + i) for i in range(conditions)]
     envs = {CONDITION + i * repeats + k: condition for i, condition in enumerate(drawn) for k in range(repeats)}
     results = tabulate(task, split, plans, list(envs), envs)
@@ -278,16 +277,18 @@ def oracle(task: TaskSpec, found: Mapping[Plan, Sequence[Result]], *, candidates
         best[:, k] = value[known.argmax(0), np.arange(conditions), k]
         single[:, k] = value[known.mean(1).argmax(), :, k]
     margin = (best - single).mean(1).tolist()
-    fixed, choice = plans[int(value.mean((1, 2)).argmax())], value.mean(2).argmax(0)
-    print(f"\nOracle over {len(plans)} schedules, {conditions} drawn conditions × {repeats} envs, chosen on {repeats - 1} and judged on "
-          f"the other: J {show(best.mean(1))}; best single schedule ({name(fixed)}) {show(single.mean(1))}; static "
-          f"{show(value[0].mean(1))}; oracle − best single **{show(margin)} points of J**.\n")
-    print("| crippled blocks | conditions | J static | J best single | J oracle | chosen |\n|---|---|---|---|---|---|")
+    print(f"\nOracle over {len(plans)} schedules, {conditions} drawn conditions × {repeats} envs, chosen on {repeats - 1} and "
+          f"judged on the other: J {show(best.mean(1).tolist())}; best single schedule "
+          f"({name(plans[int(value.mean((1, 2)).argmax())])}) {show(single.mean(1).tolist())}; static "
+          f"{show(value[plans.index(STATIC)].mean(1).tolist())}; oracle − best single **{show(margin)} points of J**.\n")
+    print("| crippled blocks | conditions | J static | J best single | J oracle | best on all envs |\n|---|---|---|---|---|---|")
+    choice = value.mean(2).argmax(0)
     for pattern in sorted({c.crippled for c in drawn}):
         at = [i for i, c in enumerate(drawn) if c.crippled == pattern]
-        names = ", ".join(sorted({name(plans[choice[i]]) for i in at}))
-        print(f"| {''.join('01'[c] for c in pattern)} | {len(at)} | {100 * value[0, at].mean():.1f} | {100 * single[at].mean():.1f} | "
-              f"{100 * best[at].mean():.1f} | {names} |", flush=True)
+        chosen = Counter(name(plans[choice[i]]) for i in at).most_common()
+        print(f"| {''.join('01'[c] for c in pattern)} | {len(at)} | {100 * value[plans.index(STATIC), at].mean():.1f} | "
+              f"{100 * single[at].mean():.1f} | {100 * best[at].mean():.1f} | "
+              f"{', '.join(f'{plan} ({count})' for plan, count in chosen)} |", flush=True)
     return {"margin": interval(margin), "conditions": [asdict(c) for c in drawn], "plans": [name(p) for p in plans],
             "value": value.tolist()}
 
@@ -296,21 +297,24 @@ def shortlist(found: Mapping[Plan, Sequence[Result]], size: int) -> list[Plan]:
     """Static, the best on average, and the best of each env of the search, as far as there is room."""
     value = {plan: np.array([r.value for r in results]) for plan, results in found.items()}
     average = sorted(value, key=lambda plan: -value[plan].mean())
-    # Where one env speaks, its voice is mixed with the average: one result is mostly luck.
-    by_env = [[plan for plan in sorted(value, key=lambda plan: -(value[plan][i] + 0.25 * value[plan].mean()))]
-              for i in range(len(next(iter(value.values()))))]
+    # One env's result is mostly luck, so the average has a say in each env's ranking.
+    by_env = [sorted(value, key=partial(_rank, value, env)) for env in range(len(value[STATIC]))]
     ranked = [STATIC, *average[:size // 4], *(plan for place in zip(*by_env, strict=True) for plan in place)]
     return list(dict.fromkeys(ranked))[:size]
+
+
+def _rank(value: Mapping[Plan, np.ndarray], env: int, plan: Plan) -> float:
+    return -float(value[plan][env] + 0.25 * value[plan].mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument("--schedules", type=int, default=208, help="size of the grid")
-    parser.add_argument("--search", type=int, default=2, help="envs of the search; tasks with conditions take four times as many")
+    parser.add_argument("--search", type=int, default=2, help="envs of the search; tasks with conditions take six times as many")
     parser.add_argument("--confirm", type=int, default=16, help="fresh envs of the comparison")
-    parser.add_argument("--candidates", type=int, default=16, help="schedules that the oracle may choose from")
-    parser.add_argument("--conditions", type=int, default=32, help="drawn conditions of the oracle")
+    parser.add_argument("--candidates", type=int, default=14, help="schedules that the oracle may choose from")
+    parser.add_argument("--conditions", type=int, default=28, help="drawn conditions of the oracle")
     parser.add_argument("--repeats", type=int, default=4, help="envs per condition")
     parser.add_argument("--out", type=Path, default=Path("decision_value.json"))
     options = parser.parse_args()
@@ -318,10 +322,16 @@ def main() -> None:
     reports = []
     for task in map(get_task_spec, options.tasks):
         start, shifts = time.perf_counter(), task.conditions is not None
-        report = study(task, schedules=options.schedules, search=options.search * (6 if shifts else 1), confirm=options.confirm)
-        ranked = report.pop("_ranked")
+        split = validation_split(load_dataset(task.dataset), task.val_size, 0)
+        plans, envs = grid(task, options.schedules), options.search * (6 if shifts else 1)
+        print(f"\n**{task.name}**: {len(plans)} schedules searched on {envs} envs, compared on {options.confirm} others; host "
+              f"{task.host_params} parameters, λ {task.objective.size_price}, κ {task.objective.waste_price}\n", flush=True)
+        found = tabulate(task, split, [STATIC, *plans], range(envs))
+        report = {"task": task.name, "search_envs": envs, "confirm_envs": options.confirm,
+                  "grid": {name(plan): [asdict(r) for r in results] for plan, results in found.items()},
+                  **study(task, split, found, options.confirm)}
         if shifts:
-            report["oracle"] = oracle(task, ranked["found"], candidates=options.candidates, conditions=options.conditions,
+            report["oracle"] = oracle(task, split, shortlist(found, options.candidates), conditions=options.conditions,
                                       repeats=options.repeats)
         report["seconds"] = time.perf_counter() - start
         print(f"\n{report['seconds']:.0f} s", flush=True)

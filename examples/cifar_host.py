@@ -3,7 +3,6 @@
     esper data get cifar10
     python examples/cifar_host.py
 """
-# ruff: noqa: T201  (a command speaks to its terminal)
 from __future__ import annotations
 
 import argparse

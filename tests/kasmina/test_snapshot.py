@@ -459,7 +459,7 @@ def test_the_saved_network_is_what_the_tampering_expects(saved):
     assert model.seed_in("r1c2").stage is SeedStage.PRUNED
 
 
-@pytest.mark.parametrize(("path", "value", "message"), TAMPERING, ids=[f"{p}={'-' if v is DELETE else v}" for p, v, _ in TAMPERING])
+@pytest.mark.parametrize(("path", "value", "message"), TAMPERING, ids=[f"{p}={v!s:.9}" for p, v, _ in TAMPERING])
 def test_tampered_structures_are_refused_by_name(saved, tmp_path, path, value, message):
     structure = tamper(json.loads((saved / "structure.json").read_text()), path, value)
     with pytest.raises(StructureError, match=message):

@@ -84,4 +84,7 @@ def export_row(model: MorphogeneticModel, row: int = 0) -> fx.GraphModule:
     """The row as a plain module in eval mode: `[B, …]` → `[B, …, classes]`. Seeds that are not blended are left out."""
     model.check_row(row)
     grown = _Grown(model, row).eval()
-    return fx.GraphModule(grown, fx.Tracer().trace(grown), class_name="GrownNetwork").eval()
+    graph = fx.Tracer().trace(grown)
+    for node in graph.nodes:
+        node.type = None  # the annotations of `forward` are strings here, which pickle cannot resolve
+    return fx.GraphModule(grown, graph, class_name="GrownNetwork").eval()

@@ -18,7 +18,6 @@ from esper.leyline.errors import SlotIdError, allowed
 from esper.leyline.slots import SlotConfig
 from esper.leyline.stages import SeedStage
 
-
 MAX_GRADIENT_RATIO = 10.0
 """A host without gradient would make the ratio infinite."""
 GRADIENT_RATIO_DECAY = 0.9

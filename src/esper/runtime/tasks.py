@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,9 @@ from esper.kasmina.hosts import CNNHost, Host, build_host
 from esper.kasmina.layers import check_population
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
-from esper.leyline.actions import BLUEPRINTS_BY_TOPOLOGY, Topology
-from esper.leyline.alpha import Incubation
+from esper.leyline import BLUEPRINTS_BY_TOPOLOGY, GateConfig, GateLevel, Incubation, ObjectiveConfig, Pacing, SlotConfig, Topology
 from esper.leyline.errors import BlueprintError, EsperError, SlotIdError, allowed, check_number
-from esper.leyline.lifecycle import GateConfig, GateLevel, Pacing
-from esper.leyline.outcomes import ObjectiveConfig
 from esper.leyline.rng import stream_seed
-from esper.leyline.slots import SlotConfig
 from esper.runtime.data.datasets import SYNTHETIC, dataset_names
 
 FINAL_LR_SHARE = 0.1
@@ -54,8 +51,7 @@ class ConditionSpace:
                     check_number("conditions", name, value, low=low, integer=name == "train_sizes")
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
-            raise EsperError(f"conditions: cripple_probability {self.cripple_probability} and label_noises {self.label_noises} "
-                             "must lie in [0, 1]")
+            raise EsperError(f"conditions: cripple_probability {self.cripple_probability}, label_noises {self.label_noises}: above 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +59,7 @@ class Condition:
     """What one network of one episode has to live with."""
 
     crippled: tuple[bool, ...]
-    """One mark for each block of a CNN host; empty for other hosts."""
+    """A mark for each block of a CNN host; empty for other hosts."""
     train_size: int | None
     label_noise: float
     learning_rate: float
@@ -136,9 +132,8 @@ class TaskSpec:
         if not self.blueprints or len(set(self.blueprints)) < len(self.blueprints) or not set(self.blueprints) <= {*growable}:
             raise BlueprintError(f"blueprints are {self.blueprints}; allowed: one or more of {', '.join(growable)}, each once")
         with torch.device("meta"):
-            for blueprint in self.blueprints:
-                for width in {channels[slot_id] for slot_id in self.slots}:
-                    build_blueprint(host.topology, blueprint, 1, width)
+            for blueprint, slot_id in product(self.blueprints, self.slots):
+                build_blueprint(host.topology, blueprint, 1, channels[slot_id])
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
         if self.conditions is not None and self.conditions.cripple_probability > 0 and host.spec().get("kernel", 1) == 1:
@@ -171,10 +166,6 @@ class TaskSpec:
     @property
     def host_params(self) -> int:
         return sum(p.numel() for p in self.outline.parameters())
-
-    @property
-    def slot_config(self) -> SlotConfig:
-        return SlotConfig(self.slots)
 
     def lr_factor(self, epoch: int) -> float:
         """Share of each row's learning rates in this epoch (1 … episode_length)."""

@@ -53,7 +53,8 @@ def main() -> None:
     table = Table("networks", "test accuracy", "parameters")
     for name, rows in (("static", range(len(GROWN), ROWS)), ("grown", GROWN)):
         values = accuracy[list(rows)]
-        table.add_row(name, f"{values.mean():.1f} % ± {values.std() / len(values) ** 0.5:.1f}", f"{model.total_params(rows[0]):,}")
+        error = values.std() / len(values) ** 0.5
+        table.add_row(name, f"{values.mean():.1f} % ± {error:.1f}", f"{model.total_params(rows[0]):,}")
     console.print(table)
     save_network("runs/demo", model, optimizer)
     console.print("saved to runs/demo: structure.json, weights.safetensors")

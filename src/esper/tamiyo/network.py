@@ -19,6 +19,8 @@ Hidden = tuple[Tensor, Tensor]
 """LSTM state before a step: h and c, each [E, H]."""
 
 NUM_OPS = len(LifecycleOp)
+ARCHITECTURE = ("base_dim", "slot_dim", "hidden", "slot_hidden", "blueprint_dim", "memory_horizon")
+"""The sizes that make a network; weight files carry them."""
 
 
 class ParameterBlock(NamedTuple):
@@ -63,10 +65,8 @@ class TamiyoNetwork(nn.Module):
         super().__init__()
         self.bf16 = False
         """Run in bfloat16 under autocast. Logits and values leave as float32 either way."""
-        self.architecture: dict[str, int] = {
-            "base_dim": base_dim, "slot_dim": slot_dim, "hidden": hidden, "slot_hidden": slot_hidden,
-            "blueprint_dim": blueprint_dim, "memory_horizon": memory_horizon,
-        }
+        sizes = (base_dim, slot_dim, hidden, slot_hidden, blueprint_dim, memory_horizon)
+        self.architecture: dict[str, int] = dict(zip(ARCHITECTURE, sizes, strict=True))
         small = 0.01  # near-uniform policy at birth
         self.blueprint_embedding = nn.Embedding(len(BlueprintAction) + 1, blueprint_dim)
         nn.init.normal_(self.blueprint_embedding.weight, std=0.3)

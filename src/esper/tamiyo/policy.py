@@ -9,7 +9,7 @@ that an env's actions depend neither on other envs nor on how many there are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -39,7 +39,7 @@ from esper.leyline import (
     head_sizes,
     stream_seed,
 )
-from esper.tamiyo.network import NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
+from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
 EXACT_ENTROPY_SLOTS = 10
@@ -340,16 +340,17 @@ class RecurrentPolicy:
              device: str = "cpu") -> RecurrentPolicy:
         """Rebuild a saved policy; a file made for other features or another action contract is refused by name."""
         tensors, meta = read_archive(path, kind="policy")
+        require_fields(path, "header", meta, ("kind", "schema"))
         return cls.rebuild(tensors, meta["schema"], origin=path, feature_schema=feature_schema, bf16=bf16, device=device)
 
     @classmethod
     def rebuild(cls, tensors: Mapping[str, Tensor], schema: Mapping[str, Any], *, origin: object, feature_schema: str,
                 bf16: bool = False, device: str = "cpu") -> RecurrentPolicy:
         """A policy from its weights and schema, whatever file they came in."""
+        require_fields(origin, "schema", schema, ("features", "actions", *ARCHITECTURE))
         for name, ours in (("features", feature_schema), ("actions", action_contract())):
-            require_equal(origin, name, schema.get(name), ours)
-        policy = cls(TamiyoNetwork(**{k: v for k, v in schema.items() if k not in ("features", "actions")}),
-                     feature_schema=feature_schema, bf16=bf16)
+            require_equal(origin, name, schema[name], ours)
+        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema, bf16=bf16)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
@@ -368,6 +369,11 @@ def action_contract() -> str:
 def require_equal(origin: object, name: str, stored: object, ours: object) -> None:
     if stored != ours:
         raise StructureError(f"{origin}: {name} is {stored!r} in the file and {ours!r} here")
+
+
+def require_fields(origin: object, part: str, stored: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in sorted(stored.keys() ^ set(names)):
+        raise StructureError(f"{origin}: field {part}.{name} is {'unknown' if name in stored else 'missing'}")
 
 
 def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
@@ -413,10 +419,14 @@ def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, 
         raise StructureError(f"{path}: not a readable safetensors file ({error})") from error
     if "esper" not in header:
         raise StructureError(f"{path}: the header has no field 'esper'; this file was not written by Esper")
-    meta = orjson.loads(header["esper"])
+    try:
+        meta = orjson.loads(header["esper"])
+    except orjson.JSONDecodeError as error:
+        raise StructureError(f"{path}: header field 'esper' is not JSON ({error})") from error
     require_equal(path, "kind", meta.get("kind"), kind)
-    for name, digest in meta["digests"].items():
-        if name not in tensors or _digest(tensors[name]) != digest:
+    digests = meta.pop("digests", {})
+    for name in sorted(tensors.keys() | digests.keys()):
+        if name not in tensors or _digest(tensors[name]) != digests.get(name):
             raise StructureError(f"{path}: tensor {name!r} is missing or damaged (its digest does not match)")
     return tensors, meta
 

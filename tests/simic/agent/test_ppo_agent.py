@@ -206,7 +206,7 @@ class TestCheckpoint:
     @pytest.mark.parametrize("missing", ["popart", "updates", "seed", "config"])
     def test_missing_fields_are_named(self, toys, missing: str) -> None:
         tensors, meta = make(toys)[1].state()
-        with pytest.raises(StructureError, match=f"field '{missing}' is missing"):
+        with pytest.raises(StructureError, match=rf"field header\.{missing} is missing"):
             PPOAgent.from_state(tensors, {k: v for k, v in meta.items() if k != missing}, feature_schema=FEATURES)
 
     @pytest.mark.parametrize("name", ["network.value_out.bias", "adam.exp_avg.value_out.bias"])

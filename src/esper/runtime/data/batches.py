@@ -194,7 +194,8 @@ class SharedBatchIterator:
     def begin_episode(self, episode: int, *, train_size: int | Sequence[int | None] | None = None,
                       label_noise: ArrayLike | None = None) -> None:
         """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training samples it has (None:
-        all), and which share of them carries a wrong label. A smaller pool is part of the larger one of the same env and episode."""
+        all), and which share of them carries a wrong label. A smaller pool is part of a larger one of the same env and
+        episode."""
         whole = len(self._split.train)
         given = train_size if isinstance(train_size, Sequence) else [train_size] * len(self.envs)
         sizes = self._per_env("train_size", [whole if size is None else size for size in given])
@@ -231,6 +232,11 @@ class SharedBatchIterator:
             labels[at] = (labels[at] + rng.integers(1, classes, size=wrong)) % classes
         return EnvStream(pool, labels, at=(self.seed, self._episode, env), num_codes=self._source.num_codes,
                          shared_code=self._split.dataset.kind == "text")
+
+    @property
+    def epoch_done(self) -> bool:
+        """Whether the batch last given was the last of its epoch."""
+        return self._step % self.steps_per_epoch == 0
 
     def __iter__(self) -> Iterator[list[Batch]]:
         for _ in range(self.steps_per_epoch - self._step % self.steps_per_epoch):

@@ -99,7 +99,7 @@ def get_dataset(name: str, root: Path | str | None = None, *, report: Report = q
 def load_cached(name: str, root: Path) -> tuple[Arrays, Facts]:
     """A converted dataset and its facts, checked against its digest. Converts local files when there is no cache yet."""
     path = cache_file(name, root)
-    again = f"run `python -m esper.scripts.data get {name}" + ("`" if root == data_root() else f" --root {root}`")
+    again = f"run `esper data get {name}" + ("`" if root == data_root() else f" --root {root}`")
     if not path.exists():
         if not (raw := RECIPES[name].find(root)):
             raise MissingDataError(f"dataset {name} is not in {root}; to get it, {again}")

@@ -29,7 +29,7 @@ from esper.simic.agent.ppo_update import (
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
-from esper.tamiyo.policy import RecurrentPolicy, load_tensors, read_archive, require_equal, write_archive
+from esper.tamiyo.policy import RecurrentPolicy, load_tensors, read_archive, require_equal, require_fields, write_archive
 
 __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
@@ -146,12 +146,10 @@ class PPOAgent:
     def from_state(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, feature_schema: str,
                    config: PPOConfig | None = None, device: str = "cpu", origin: object = "agent state") -> PPOAgent:
         """The agent that `state` described; `config`, where given, must agree with it field by field."""
-        expected = {"kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates",
-                    "skipped_steps", "popart"}
-        for name in sorted(expected - meta.keys()):
-            raise StructureError(f"{origin}: field {name!r} is missing")
-        for name in sorted(asdict(PPOConfig()).keys() ^ meta["config"].keys()):
-            raise StructureError(f"{origin}: field config.{name} is {'unknown' if name in meta['config'] else 'missing'}")
+        require_fields(origin, "header", meta, (
+            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates", "skipped_steps",
+            "popart"))
+        require_fields(origin, "config", meta["config"], asdict(PPOConfig()))
         for name, value in (asdict(config).items() if config else ()):
             require_equal(origin, f"config.{name}", meta["config"][name], value)
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "buffer": {}}
@@ -185,5 +183,4 @@ class PPOAgent:
              device: str = "cpu") -> PPOAgent:
         """Restore a saved agent whole; a file that is damaged, foreign or of other settings is refused by name."""
         tensors, meta = read_archive(path, kind="agent")
-        del meta["digests"]
         return cls.from_state(tensors, meta, feature_schema=feature_schema, config=config, device=device, origin=path)

@@ -205,6 +205,10 @@ def _roll_back(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) 
     if env.telemetry is not None:
         env.telemetry(TelemetryEvent(event_type=TelemetryEventType.ROLLBACK, epoch=context.epoch, data={
             "reason": report.reason, "loss": report.loss, "limit": report.limit, "amount": amount}))
+    # A seed fossilized since the last good state is gone with the rest.
+    kept = sum(report.stage is SeedStage.FOSSILIZED for report in env.model.reports().values())
+    env.pruned += env.fossilized - kept
+    env.fossilized = kept
     env.rollbacks += 1
     env.total_reward += amount
     env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None

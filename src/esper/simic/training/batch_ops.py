@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.optim import GradientStats
+from esper.simic.telemetry.growth_sensors import GrowthProbe
 from esper.simic.training.parallel_env_state import EnvGroup
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> None:
-    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the work."""
+def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False) -> None:
+    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the work. With `sense`
+    the step also measures where growth would help, and is no different for it."""
+    probe = GrowthProbe() if sense else None
     group.await_transfer()
     with group.on_stream():
         if group.stream is not None:
@@ -27,14 +30,15 @@ def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criter
             targets.record_stream(group.stream)
         group.optimizer.zero_grad()
         with group.autocast():
-            losses = group.model.losses(inputs, targets, criterion)
+            losses = group.model.losses(inputs, targets, criterion, probe=probe)
         losses.total().backward()
         group.optimizer.step()
         group.loss_sum += losses.main.detach()
         group.correct += (losses.outputs.detach().argmax(-1) == targets).flatten(1).sum(1)
         group.batches += 1
         group.samples += targets[0].numel()
-        group.last_batch = (inputs, targets)
+        if probe is not None:
+            group.sensors = probe.read(group.model, collect_gradient_telemetry_for_batch(group).host_norm).packed()
 
 
 def process_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
@@ -60,10 +64,13 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for group in groups:
         group.synchronize()
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
-    tallies = bring_home([torch.stack([group.loss_sum, group.correct]) for group in groups] + [s.packed() for s in stats])
-    for group, numbers, gradients, measured in zip(groups, tallies[:len(groups)], tallies[len(groups):], stats, strict=True):
+    tallies = bring_home([tensor for group, measured in zip(groups, stats, strict=True) for tensor in (
+        torch.stack([group.loss_sum, group.correct]), measured.packed(), group.sensed())])
+    by_kind = (tallies[::3], tallies[1::3], tallies[2::3])
+    for group, measured, numbers, gradients, sensors in zip(groups, stats, *by_kind, strict=True):
         group.model.record_gradients(measured, gradients)
         for env in group.envs:
+            env.sensors = [sensor[env.row] for sensor in sensors]
             env.train_loss = numbers[0][env.row] / group.batches
             env.train_correct = round(numbers[1][env.row])
             env.train_total = group.samples

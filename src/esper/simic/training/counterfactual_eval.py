@@ -31,13 +31,13 @@ def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
     return frozenset(slot_id for slot_id, report in env.model.reports().items() if report.stage is SeedStage.FOSSILIZED)
 
 
-def plan_coalitions(group: EnvGroup, generators: Mapping[int, torch.Generator] | None = None) -> dict[int, list[Coalition]]:
+def plan_coalitions(group: EnvGroup, generators: Mapping[int, torch.Generator]) -> dict[int, list[Coalition]]:
     """What to evaluate for each env's row, so that every question about its seeds has an answer. Generators (by env) draw
     the orders that are sampled above four seeds."""
     wanted = {}
     for env in group.envs:
-        generator = None if generators is None else generators[env.env_idx]
-        wanted[env.row] = required_coalitions(blended_slots(group.model, env.row), fossilized_slots(env), generator)
+        wanted[env.row] = required_coalitions(blended_slots(group.model, env.row), fossilized_slots(env),
+                                              generators[env.env_idx])
     return wanted
 
 

@@ -54,6 +54,8 @@ class ParallelEnvState:
     lstm_hidden: tuple[Tensor, Tensor] | None = None
 
     episode_idx: int = 0
+    sensors: list[list[float]] = field(default_factory=list)
+    """Growth sensors of the epoch's last step: boundary norm, growth score and (of convolutions) tap ratio, of each slot."""
     coalitions: CoalitionTable | None = None
     """This epoch's validation of every coalition of blended seeds."""
     germinated: int = 0
@@ -126,8 +128,8 @@ class EnvGroup:
     batches: int = 0
     samples: int = 0
     """Targets of one row seen this epoch."""
-    last_batch: tuple[Tensor, Tensor] | None = None
-    """The epoch's last batch, on which the growth sensors look."""
+    sensors: Tensor | None = None
+    """[2 or 3, P, S] growth sensors of the epoch's last step."""
 
     def __post_init__(self) -> None:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
@@ -143,9 +145,15 @@ class EnvGroup:
         self.loss_sum = torch.zeros(self.model.population, device=self.device)
         self.correct = torch.zeros(self.model.population, device=self.device)
         self.batches = self.samples = 0
-        self.last_batch = None
+        self.sensors = None
         for env in self.envs:
             env.zero_accumulators()
+
+    def sensed(self) -> Tensor:
+        """The epoch's growth sensors."""
+        if self.sensors is None:
+            raise RuntimeError("growth sensors are measured by the last step of an epoch's training")
+        return self.sensors
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Kernels inside run on the group's stream."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -52,6 +54,9 @@ class TrainBatches(Protocol):
 
     def __iter__(self) -> Any: ...
 
+    @property
+    def epoch_done(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -61,6 +66,7 @@ class Observation:
     signals: list[TrainingSignals]
     reports: list[dict[str, SeedStateReport]]
     table: ReportArray  # [E, S]
+    sensors: npt.NDArray[np.float64]  # [E, 2 or 3, S]
     masks: ActionMasks
     panics: dict[int, GovernorReport]
 
@@ -107,7 +113,7 @@ class VectorEnv:
             group.begin_epoch(factor)
         for batches in self.train:
             for group, batch in zip(self.groups, batches, strict=True):
-                process_train_batch(group, batch.x, batch.y, self.criterion)
+                process_train_batch(group, batch.x, batch.y, self.criterion, sense=self.train.epoch_done)
         finish_training(self.groups)
 
     def validate(self, epoch: int) -> None:
@@ -124,7 +130,8 @@ class VectorEnv:
         reports = [env.model.reports() for env in self.envs]
         table = stack_reports(reports, self.rules.slot_config)
         masks = compute_action_masks(build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds)
-        return Observation(epoch, signals, reports, table, masks, panics)
+        sensors = np.array([env.sensors for env in self.envs])
+        return Observation(epoch, signals, reports, table, sensors, masks, panics)
 
     def act(self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False) -> ActionResult:
         """Execute one action per env (head order), tick the clock, and at the last epoch close the episode."""
@@ -166,11 +173,6 @@ class VectorEnv:
     def _revalidate(self, env: ParallelEnvState) -> None:
         """Measure one env's network as it is now."""
         group = self._group_of[env.env_idx]
-        wanted = {row: plan for row, plan in plan_coalitions(group).items() if row == env.row}
-        alone = replace_envs(group, [env])
-        finish_validation([alone], [self._tally(group, wanted)])
-
-
-def replace_envs(group: EnvGroup, envs: list[ParallelEnvState]) -> EnvGroup:
-    """The same population with only these envs; nothing is copied."""
-    return EnvGroup(group.model, group.optimizer, group.device, group.stream, envs, group.autocast)
+        alone = EnvGroup(group.model, group.optimizer, group.device, group.stream, [env], group.autocast)
+        wanted = plan_coalitions(alone, self._generators(alone, self.rules.max_epochs))
+        finish_validation([alone], [self._tally(alone, wanted)])

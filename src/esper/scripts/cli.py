@@ -1,0 +1,27 @@
+"""`esper`: one command, a subcommand for each job."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+COMMANDS = {"data": ("esper.scripts.data", "datasets: list them, get one")}
+"""Subcommand → module with `main(arguments) -> int`, and a line of help. Modules load when they are used."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print("usage: esper COMMAND …\n")
+        for name, (_, help_line) in COMMANDS.items():
+            print(f"  esper {name:<10} {help_line}")
+        return 0 if given else 2
+    if given[0] not in COMMANDS:
+        print(f"esper: unknown command {given[0]!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    run: Callable[[Sequence[str]], int] = import_module(COMMANDS[given[0]][0]).main
+    return run(given[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
