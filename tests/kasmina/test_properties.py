@@ -5,7 +5,7 @@ Sequences are drawn as plain tuples; most steps push a seed along its path, the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,7 +69,9 @@ from helpers import (
 
 SLOTS = ("r0c0", "r0c1")
 ROWS = {1: (0,), 8: (0, 5, 6)}
+STAGES = (None, SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
 algorithms = st.sampled_from(AlphaAlgorithm)
+starts = st.lists(st.sampled_from((*STAGES, SeedStage.BLENDING, SeedStage.HOLDING)), min_size=3, max_size=6)
 topologies = st.sampled_from(TOPOLOGIES)
 populations = st.sampled_from((1, 8))
 
@@ -112,9 +114,11 @@ class World:
             return op
         slot_id, row = self.place(op)
         measure(self.model, row)
-        stage = stage_of(self.model, slot_id, row)
-        return Op({SeedStage.DORMANT: "germinate", SeedStage.HOLDING: "fossilize"}.get(stage, "advance")
-                  if stage in LIVE_STAGES | {SeedStage.DORMANT} else "tick", op.where, op.what, op.algorithm, op.target, op.steps)
+        seed, stage = self.model.seed_in(slot_id, row), stage_of(self.model, slot_id, row)
+        moving = seed is not None and seed.alpha.mode is not AlphaMode.HOLD
+        name = {SeedStage.DORMANT: "germinate", SeedStage.GERMINATED: "advance", SeedStage.TRAINING: "advance",
+                SeedStage.BLENDING: "tick" if moving else "advance", SeedStage.HOLDING: "fossilize"}.get(stage, "tick")
+        return replace(op, name=name)
 
     def apply(self, op: Op) -> Any:
         slot_id, row = self.place(op)
@@ -141,8 +145,16 @@ class World:
         return {(slot_id, row): stage_of(self.model, slot_id, row) for slot_id in SLOTS for row in range(self.model.population)}
 
 
-def world(topology: Any, population: int, **options: Any) -> World:
-    return World(make(topology, population, slots=SLOTS, **options))
+def world(topology: Any, population: int, start: list[SeedStage | None], **options: Any) -> World:
+    """A population whose places, as operations count them, begin in the given stages."""
+    w = World(make(topology, population, slots=SLOTS, **options))
+    for where, stage in enumerate(start):
+        slot_id, row = w.place(Op("", where))
+        if stage is not None and w.model.seed_in(slot_id, row) is None:
+            names = blueprints(topology)
+            algorithm = list(AlphaAlgorithm)[where % 3]
+            bring(w.model, slot_id, names[where % len(names)], stage, row=row, stir=0.2, algorithm=algorithm)
+    return w
 
 
 def live(model: MorphogeneticModel) -> dict[str, set[int]]:
@@ -190,10 +202,10 @@ def check_structure(model: MorphogeneticModel) -> None:
 
 @pytest.mark.fuzz
 @examples(60)
-@given(topologies, populations, st.lists(ops(), min_size=5, max_size=25))
-def test_every_life_follows_the_table(topology, population, sequence):
+@given(topologies, populations, starts, st.lists(ops(), min_size=5, max_size=20))
+def test_every_life_follows_the_table(topology, population, start, sequence):
     """Legal operations do what the table says, illegal ones raise and change nothing, silent seeds stay silent."""
-    w = world(topology, population)
+    w = world(topology, population, start)
     model = w.model.eval()
     x, _ = population_batch(model, 1)
     output = model(x)
@@ -247,10 +259,10 @@ def test_every_life_follows_the_table(topology, population, sequence):
 
 @pytest.mark.fuzz
 @examples(25)
-@given(topologies, populations, st.lists(ops(*["train"] * 3), min_size=4, max_size=16), st.sampled_from(("sgd", "adamw")),
-       st.sampled_from(Incubation))
-def test_the_optimizer_holds_exactly_what_lives(topology, population, sequence, kind, incubation):
-    w = world(topology, population, incubation=incubation)
+@given(topologies, populations, starts, st.lists(ops(*["train"] * 3), min_size=4, max_size=16),
+       st.sampled_from(("sgd", "adamw")), st.sampled_from(Incubation))
+def test_the_optimizer_holds_exactly_what_lives(topology, population, start, sequence, kind, incubation):
+    w = world(topology, population, start, incubation=incubation)
     model = w.model
     optimizer = PopulationOptimizer(model, OptimizerConfig(kind=kind, host_lr=0.05, seed_lr=0.05, seed_decay=0.1))
     steps = 0
@@ -363,10 +375,10 @@ def test_the_host_never_feels_an_incubating_seed(topology, population, incubatio
 
 @pytest.mark.fuzz
 @examples(12)
-@given(topologies, populations, st.lists(ops("train"), min_size=4, max_size=16), st.sampled_from(("sgd", "adamw")),
+@given(topologies, populations, starts, st.lists(ops("train"), min_size=2, max_size=10), st.sampled_from(("sgd", "adamw")),
        st.sampled_from(Incubation))
-def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, sequence, kind, incubation):
-    w = world(topology, population, incubation=incubation)
+def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, start, sequence, kind, incubation):
+    w = world(topology, population, start, incubation=incubation)
     model, optimizer = w.model, PopulationOptimizer(w.model, OptimizerConfig(kind=kind))
     for step, op in enumerate([*sequence, Op("train"), Op("train")]):
         if op.name == "train":
@@ -390,9 +402,6 @@ def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, s
 
 
 # -- coalitions ----------------------------------------------------------------------------------------------------------------
-
-STAGES = (None, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
-
 
 @st.composite
 def forests(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> MorphogeneticModel:
@@ -516,11 +525,10 @@ def test_which_coalitions_are_wanted(slots):
 
 def test_random_lives_reach_every_stage():
     """Guards the strategies above: guided steps do lead through a whole life."""
-    w = world("mlp", 1)
+    w = world("mlp", 1, [])
     seen = []
     for _ in range(8):
         w.attempt(Op("next"))
-        w.attempt(Op("tick"))
         seen.append(stage_of(w.model, "r0c0"))
     assert set(seen) >= {SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED}
     stir_seed(w.model, "r0c0", 0, 0.1)

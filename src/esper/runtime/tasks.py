@@ -51,7 +51,8 @@ class ConditionSpace:
                     check_number("conditions", name, value, low=low, integer=name == "train_sizes")
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
-            raise EsperError(f"conditions: cripple_probability {self.cripple_probability}, label_noises {self.label_noises}: above 1")
+            raise EsperError(f"conditions: cripple_probability {self.cripple_probability} or label_noises {self.label_noises} "
+                             "above 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def ready(name: str) -> pytest.MarkDecorator:
     here = cache_file(name, data_root()).exists()
-    return pytest.mark.skipif(not here, reason=f"{name} is not in the data directory (python -m esper.scripts.data get {name})")
+    return pytest.mark.skipif(not here, reason=f"{name} is not in the data directory (esper data get {name})")
 
 
 @ready("cifar10")

@@ -92,7 +92,7 @@ def test_damaged_token_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "tinystories"])
 def test_missing_dataset_says_how_to_get_it(name: str, tmp_path: Path) -> None:
-    how = f"run `python -m esper.scripts.data get {name} --root {tmp_path}`"
+    how = f"run `esper data get {name} --root {tmp_path}`"
     with pytest.raises(MissingDataError, match=f"dataset {name} is not in .*; to get it, {how}"):
         load_dataset(name, tmp_path)
 
@@ -118,7 +118,7 @@ def test_truncated_and_altered_cache(tmp_path: Path) -> None:
                                    (whole[:5], DataError, "truncated or damaged"),
                                    (whole[:-1] + bytes([whole[-1] ^ 1]), ChecksumError, "does not match its own checksum")]:
         file.write_bytes(content)
-        with pytest.raises(kind, match=message + ".*; to make it again, run `python -m esper.scripts.data get tinystories"):
+        with pytest.raises(kind, match=message + ".*; to make it again, run `esper data get tinystories"):
             load_dataset("tinystories", root)
         said: list[str] = []
         get_dataset("tinystories", root, report=lambda text, _, said=said: said.append(text))

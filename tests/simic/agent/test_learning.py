@@ -10,7 +10,7 @@ def learn_bandit(toys, seed: int) -> None:
     toy = toys.MaskedBandit(envs=64, seed=100 + seed)
     agent = toys.make_agent(toy, PPOConfig(anneal_updates=20), seed=seed)
     first = toys.rollout(toy, agent, episode=0)
-    toys.train(toy, agent, updates=20)
+    toys.train(toy, agent, updates=20, goal=0.965)
     score = toys.score(toy, agent)
     assert first < 0.75, "acting at random should not nearly solve it"
     assert score >= 0.95
@@ -19,15 +19,15 @@ def learn_bandit(toys, seed: int) -> None:
 def learn_recall(toys, seed: int, *, free: bool, updates: int) -> None:
     toy = toys.Recall(envs=64, seed=100 + seed, free=free)
     agent = toys.make_agent(toy, PPOConfig(anneal_updates=updates), seed=seed)
-    toys.train(toy, agent, updates=updates)
+    toys.train(toy, agent, updates=updates, goal=0.99)
     assert toys.score(toy, agent) >= 0.95
     assert toys.score(toy, agent, forget=True) <= 0.60, "the same weights without memory can only guess"
 
 
 def learn_identity(toys, seed: int) -> None:
     toy = toys.Identity(envs=128, seed=100 + seed)
-    agent = toys.make_agent(toy, PPOConfig(anneal_updates=26), seed=seed)
-    toys.train(toy, agent, updates=26)
+    agent = toys.make_agent(toy, PPOConfig(anneal_updates=28), seed=seed)
+    toys.train(toy, agent, updates=28, goal=0.965)
     assert toys.score(toy, agent) >= 0.95
 
 

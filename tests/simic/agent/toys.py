@@ -177,12 +177,16 @@ def rollout(toy: Toy, agent: PPOAgent, episode: int, *, learn: bool = True, forg
     return earned / possible
 
 
-def train(toy: Toy, agent: PPOAgent, updates: int) -> None:
-    for episode in range(updates):
-        rollout(toy, agent, episode)
-        agent.update()
-
-
 def score(toy: Toy, agent: PPOAgent, *, rollouts: int = 8, forget: bool = False) -> float:
     """Mean share of the best possible reward when the agent takes its most likely actions."""
     return sum(rollout(toy, agent, episode=0, learn=False, forget=forget) for _ in range(rollouts)) / rollouts
+
+
+def train(toy: Toy, agent: PPOAgent, updates: int, *, goal: float | None = None) -> int:
+    """Roll out and learn; stop early once the score reaches `goal`. Returns the number of updates made."""
+    for episode in range(updates):
+        rollout(toy, agent, episode)
+        agent.update()
+        if goal is not None and episode % 3 == 2 and score(toy, agent, rollouts=4) >= goal:
+            break
+    return agent.updates
