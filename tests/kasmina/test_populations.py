@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from random import Random
 from typing import Any
 
@@ -23,6 +24,7 @@ from helpers import (
     network_batch,
     population_batch,
     row_tensors,
+    stage_of,
     train_step,
     wanted_coalitions,
 )
@@ -39,13 +41,12 @@ def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
     for step in range(steps):
         now: list[Event] = []
         for _ in range(random.choice((0, 1, 1, 2))):
-            slot_id = random.choice(slots)
-            kind = random.choice(("germinate", "germinate", "advance", "advance", "advance", "fossilize", "retarget", "prune", "schedule"))
-            options: dict[str, Any] = {"slot_id": slot_id}
+            kind = random.choice((*["germinate"] * 4, *["onwards"] * 8, "retarget", "prune", "schedule"))
+            options: dict[str, Any] = {"slot_id": random.choice(slots)}
             if kind == "germinate":
                 options |= {"blueprint_id": random.choice(names), "algorithm": random.choice(list(AlphaAlgorithm)),
-                            "init_seed": random.randrange(2**40), "tempo_epochs": random.choice((1, 2, 3)),
-                            "alpha_target": random.choice((0.5, 1.0)), "seed_id": f"{env}-{step}"}
+                            "init_seed": random.randrange(2**40), "tempo_epochs": random.choice((1, 2)),
+                            "alpha_target": random.choice((0.5, 1.0, 1.0)), "seed_id": f"{env}-{step}"}
             elif kind == "retarget":
                 options |= {"target": random.choice((0.5, 0.7, 1.0)), "steps": random.choice((0, 2)),
                             "algorithm": random.choice(list(AlphaAlgorithm)), "curve": random.choice(list(AlphaCurve))}
@@ -59,6 +60,7 @@ def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
 
 
 METHODS = {"retarget": "set_alpha_target", "schedule": "schedule_prune"}
+PLACES = {"cnn": ("r0c0", "r1c0", "r0c1"), "transformer": ("r0c0", "r0c1"), "mlp": ("r0c0", "r0c1")}
 
 
 def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> list[str]:
@@ -67,6 +69,8 @@ def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> li
     for kind, options in events:
         measure(model, row)
         try:
+            if kind == "onwards":
+                kind = "fossilize" if stage_of(model, options["slot_id"], row) is SeedStage.HOLDING else "advance"
             if kind == "tick":
                 records = model.step_epoch([row])
             else:
@@ -87,9 +91,9 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
     """Eight random lives side by side, and the same lives each on its own: 20 steps later the weights agree to 1e-9."""
     steps, seeds = 20, [50 + row for row in range(8)]
     config = OptimizerConfig(kind=kind, host_lr=0.02, seed_lr=0.03, seed_decay=0.01)
-    model = make(topology, 8, dtype=torch.float64, incubation=incubation, seeds=seeds)
+    model = make(topology, 8, dtype=torch.float64, incubation=incubation, seeds=seeds, slots=PLACES[topology])
     optimizer = PopulationOptimizer(model, config)
-    singles = [make(topology, dtype=torch.float64, incubation=incubation, seeds=[seed]) for seed in seeds]
+    singles = [make(topology, dtype=torch.float64, incubation=incubation, seeds=[s], slots=PLACES[topology]) for s in seeds]
     optimizers = [PopulationOptimizer(single, config) for single in singles]
     for row in range(8):  # rates of their own
         optimizer.host_lr[row] *= 1 + row / 8
@@ -120,7 +124,8 @@ class Run:
 
     def __init__(self, topology: Any, population: int, envs: dict[int, int], *, incubation: Incubation, steps: int,
                  kind: str = "sgd") -> None:
-        self.model = make(topology, population, incubation=incubation, seeds=[envs.get(row, 999) for row in range(population)])
+        seeds = [envs.get(row, 999) for row in range(population)]
+        self.model = make(topology, population, incubation=incubation, seeds=seeds, slots=PLACES[topology])
         self.optimizer = PopulationOptimizer(self.model, OptimizerConfig(kind=kind, host_lr=0.02))
         self.envs = envs
         self.lives = {row: life(env, steps, self.model) for row, env in envs.items()}
@@ -138,7 +143,8 @@ class Run:
         """Everything that could tell where an env lives: weights, optimizer, loss, gradient norms."""
         row = next(row for row, e in self.envs.items() if e == env)
         stats = self.optimizer.stats
-        slots = {slot_id: norm[row] for slot_id, norm in stats.norm.items() if slot_id in self.model.reports(row) and norm[row] > 0}
+        here = self.model.reports(row)
+        slots = {slot_id: norm[row] for slot_id, norm in stats.norm.items() if slot_id in here and norm[row] > 0}
         return row_tensors(self.model, self.optimizer, row) | {"loss": self.main[row], "host_norm": stats.host_norm[row]} | slots
 
     def table(self, env: int) -> dict[str, Tensor]:
@@ -160,10 +166,10 @@ NEIGHBOURHOODS: dict[str, tuple[int, dict[int, int]]] = {
 }
 
 
-def check_neighbourhoods(topology: Any, incubation: Incubation, kind: str, steps: int) -> None:
+def check_neighbourhoods(topology: Any, incubation: Incubation, kind: str, steps: int, names: Iterable[str]) -> None:
     reference = Run(topology, 8, {0: 0}, incubation=incubation, steps=steps, kind=kind)
     runs = {name: Run(topology, population, envs, incubation=incubation, steps=steps, kind=kind)
-            for name, (population, envs) in NEIGHBOURHOODS.items()}
+            for name in names for population, envs in [NEIGHBOURHOODS[name]]}
     grown: set[str] = set()
     for step in range(steps):
         reference.step(step)
@@ -178,13 +184,14 @@ def check_neighbourhoods(topology: Any, incubation: Incubation, kind: str, steps
     assert len(grown) >= 2, "a life with something in it"
 
 
-FAST = [("cnn", Incubation.SHADOW, "sgd"), ("cnn", Incubation.STE, "adamw"), ("transformer", Incubation.SHADOW, "adamw"),
-        ("mlp", Incubation.SHADOW, "sgd")]
+SIZES, COMPANY = ("1 of 16", "4 of 16", "8 of 16", "16 of 16"), ("8 of 8", "other neighbours", "another row")
 
 
-@pytest.mark.parametrize(("topology", "incubation", "kind"), FAST)
-def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, kind):
-    check_neighbourhoods(topology, incubation, kind, steps=40 if topology == "cnn" else 25)
+@pytest.mark.parametrize(("topology", "incubation", "kind", "names"), [
+    ("cnn", Incubation.SHADOW, "sgd", SIZES), ("cnn", Incubation.STE, "adamw", COMPANY),
+    ("transformer", Incubation.SHADOW, "adamw", COMPANY), ("mlp", Incubation.STE, "sgd", SIZES)])
+def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, kind, names):
+    check_neighbourhoods(topology, incubation, kind, 40 if topology == "cnn" else 20, names)
 
 
 @pytest.mark.slow
@@ -192,7 +199,7 @@ def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, k
 @pytest.mark.parametrize("incubation", Incubation)
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_an_env_is_the_same_bits_for_300_steps(topology, incubation, kind):
-    check_neighbourhoods(topology, incubation, kind, steps=300)
+    check_neighbourhoods(topology, incubation, kind, 300, NEIGHBOURHOODS)
 
 
 def test_a_run_twice_is_the_same_run():
@@ -232,8 +239,8 @@ def poison(run: Run, where: str, value: float) -> None:
 @pytest.mark.parametrize("where", ["weights", "seeds", "input", "buffers", "momentum"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_poisoned_row_touches_no_other(topology, where, value):
-    if where == "input" and topology == "transformer":
-        pytest.skip("tokens are whole numbers")
+    if (where == "input" and topology == "transformer") or (where == "buffers" and topology != "cnn"):
+        pytest.skip("tokens are whole numbers; only a CNN has buffers")
     incubation = Incubation.STE if value == math.inf else Incubation.SHADOW
     runs = [Run(topology, 8, {row: row for row in range(8)}, incubation=incubation, steps=20) for _ in range(2)]
     for run in runs:
