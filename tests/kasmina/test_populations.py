@@ -84,9 +84,15 @@ def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> li
 # -- against separate networks, in float64 --------------------------------------------------------------------------------------
 
 
+def mostly_slow(*fast: tuple[Any, ...]) -> Any:
+    """Both incubations with both optimizers; the fast suite runs the combinations named."""
+    return pytest.mark.parametrize(("incubation", "kind"), [
+        pytest.param(i, k, marks=() if (i, k) in fast else pytest.mark.slow, id=f"{i.name.lower()}-{k}")
+        for i in Incubation for k in ("sgd", "adamw")])
+
+
 @topologies
-@pytest.mark.parametrize("incubation", Incubation)
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@mostly_slow((Incubation.SHADOW, "sgd"), (Incubation.STE, "adamw"))
 def test_a_population_equals_separate_networks(topology, incubation, kind):
     """Eight random lives side by side, and the same lives each on its own: 20 steps later the weights agree to 1e-9."""
     steps, seeds = 20, [50 + row for row in range(8)]
@@ -191,13 +197,11 @@ SIZES, COMPANY = ("1 of 16", "4 of 16", "8 of 16", "16 of 16"), ("8 of 8", "othe
     ("cnn", Incubation.SHADOW, "sgd", SIZES), ("cnn", Incubation.STE, "adamw", COMPANY),
     ("transformer", Incubation.SHADOW, "adamw", COMPANY), ("mlp", Incubation.STE, "sgd", SIZES)])
 def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, kind, names):
-    check_neighbourhoods(topology, incubation, kind, 40 if topology == "cnn" else 20, names)
+    check_neighbourhoods(topology, incubation, kind, 40 if names is SIZES else 20, names)
 
 
-@pytest.mark.slow
 @topologies
-@pytest.mark.parametrize("incubation", Incubation)
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@mostly_slow()
 def test_an_env_is_the_same_bits_for_300_steps(topology, incubation, kind):
     check_neighbourhoods(topology, incubation, kind, 300, NEIGHBOURHOODS)
 
@@ -235,13 +239,14 @@ def poison(run: Run, where: str, value: float) -> None:
                             p[SICK] = value
 
 
-@topologies
-@pytest.mark.parametrize("where", ["weights", "seeds", "input", "buffers", "momentum"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_poisoned_row_touches_no_other(topology, where, value):
-    if (where == "input" and topology == "transformer") or (where == "buffers" and topology != "cnn"):
-        pytest.skip("tokens are whole numbers; only a CNN has buffers")
-    incubation = Incubation.STE if value == math.inf else Incubation.SHADOW
+POISONED = [("cnn", w) for w in ("weights", "seeds", "input", "buffers", "momentum")] + [
+    (t, w) for t in ("transformer", "mlp") for w in ("weights", "seeds", "momentum")]
+
+
+@pytest.mark.parametrize(("topology", "where"), POISONED)
+@pytest.mark.parametrize(("value", "incubation"), [(math.nan, Incubation.SHADOW),
+                                                   pytest.param(math.inf, Incubation.STE, marks=pytest.mark.slow)])
+def test_a_poisoned_row_touches_no_other(topology, where, value, incubation):
     runs = [Run(topology, 8, {row: row for row in range(8)}, incubation=incubation, steps=20) for _ in range(2)]
     for run in runs:
         slots = list(run.model.seed_slots)

@@ -175,13 +175,13 @@ def test_a_blueprint_must_fit_every_slot() -> None:
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"cripple_probability": 1.5}, "cripple_probability 1.5 .*above 1"),
+    ({"cripple_probability": 1.5}, r"a share above 1 in .*cripple_probability=1\.5"),
     ({"cripple_probability": -0.1}, "cripple_probability is -0.1"),
     ({"train_sizes": ()}, r"train_sizes is \(\), must be a tuple of one or more values"),
     ({"train_sizes": (0,)}, "train_sizes is 0"),
     ({"train_sizes": (1.5,)}, "train_sizes is 1.5"),
     ({"label_noises": [0.1]}, r"label_noises is \[0.1\], must be a tuple"),
-    ({"label_noises": (1.1,)}, r"label_noises \(1.1,\) above 1"),
+    ({"label_noises": (1.1,)}, r"a share above 1 in .*label_noises=\(1\.1,\)"),
     ({"label_noises": (None,)}, "label_noises is None"),
     ({"learning_rates": (0.0,)}, "learning_rates is 0.0"),
 ])

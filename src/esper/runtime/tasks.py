@@ -24,8 +24,7 @@ from esper.leyline.errors import BlueprintError, EsperError, SlotIdError, allowe
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import SYNTHETIC, dataset_names
 
-FINAL_LR_SHARE = 0.1
-"""Where a decaying learning rate ends, as a share of where it began."""
+FINAL_LR_SHARE = 0.1  # where a decaying learning rate ends, as a share of where it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,7 @@ class ConditionSpace:
                     check_number("conditions", name, value, low=low, integer=name == "train_sizes")
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
-            raise EsperError(f"conditions: cripple_probability {self.cripple_probability} or label_noises {self.label_noises} "
-                             "above 1")
+            raise EsperError(f"conditions: a share above 1 in {self.cripple_probability=}, {self.label_noises=}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +282,8 @@ for _spec in (
     _IMPAIRED,
     _variant(_IMPAIRED, "digits_scale", host={"blocks": 5, "pools": 2}, slots=_slots(5, 1), batch_size=32),
     _variant(_DIGITS, "digits_shift", host={"base": 4}, blueprints=("conv_light", "conv_small", "norm"),
-             objective=replace(_DIGITS.objective, size_price=0.4),
-             conditions=ConditionSpace(cripple_probability=0.5, train_sizes=(200, 1000), label_noises=(0.0, 0.2),
-                                       learning_rates=(0.01, 0.03))),
+             objective=replace(_DIGITS.objective, size_price=0.4), conditions=ConditionSpace(
+                 cripple_probability=0.5, train_sizes=(200, 1000), label_noises=(0.0, 0.2), learning_rates=(0.01, 0.03))),
     _FASHION,
     _variant(_FASHION, "fashion_impaired", host={"base": 2, "kernel": 1}),
     _CIFAR,
