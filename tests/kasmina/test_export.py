@@ -45,13 +45,13 @@ def test_every_seed_under_every_blend(topology, name, dtype):
     assert 0.0 < model.reports(0)[slot_id].alpha < 1.0
     x, _ = network_batch(model, 5)
     outputs = []
-    for row in (0, 1, 2, 4, 5, 6):
+    rows = (0, 1, 2, 4, 5, 6) if dtype is torch.float64 else (2, 5)
+    for row in rows:
         assert off_by(export_row(model, row), model, row, x) < TOLERANCE[dtype]
         outputs.append(row_output(model, row, x))
     if name != "noop":
         host = make(topology, 8, dtype=dtype)
-        assert all((out - row_output(host, row, x)).abs().max() > 1e-4
-                   for row, out in zip((0, 1, 2, 4, 5, 6), outputs, strict=True)), "the seeds matter"
+        assert all((out - row_output(host, row, x)).abs().max() > 1e-4 for row, out in zip(rows, outputs, strict=True))
 
 
 def grown(topology, dtype: torch.dtype = torch.float32) -> MorphogeneticModel:
@@ -175,7 +175,7 @@ for topology in ("cnn", "transformer", "mlp"):
     with open(f"{topology}.pickle", "rb") as file:
         modules = [pickle.load(file)]
     modules.append(torch.load(f"{topology}.pt", weights_only=False))
-    if topology == "cnn":
+    if "pt2" in sys.argv:
         modules.append(torch.export.load(f"{topology}.pt2").module())
     for module in modules:
         with torch.no_grad():
@@ -185,12 +185,13 @@ print("done")
 """
 
 
-def run(script: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", script.name]
+def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", script.name, *arguments]
     return subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
 
 
-def test_exports_load_and_run_where_there_is_no_esper(tmp_path):
+@pytest.mark.parametrize("kinds", [(), pytest.param(("pt2",), marks=pytest.mark.slow)], ids=["pickled", "exported"])
+def test_exports_load_and_run_where_there_is_no_esper(tmp_path, kinds):
     for topology in HOSTS:
         model = grown(topology)
         module = export_row(model, 3)
@@ -198,11 +199,11 @@ def test_exports_load_and_run_where_there_is_no_esper(tmp_path):
         torch.save((x, NetworkRow(model, 3)(x)), tmp_path / f"{topology}.data")
         (tmp_path / f"{topology}.pickle").write_bytes(pickle.dumps(module))
         torch.save(module, tmp_path / f"{topology}.pt")
-        if topology == "cnn":
+        if kinds:
             torch.export.save(torch.export.export(module, (x,)), tmp_path / f"{topology}.pt2")
     script = tmp_path / "elsewhere.py"
     script.write_text(ELSEWHERE)
-    result = run(script)
+    result = run(script, *kinds)
     assert result.stdout.strip() == "done", result.stderr
 
 

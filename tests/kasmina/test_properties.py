@@ -201,7 +201,7 @@ def check_structure(model: MorphogeneticModel) -> None:
 
 
 @pytest.mark.fuzz
-@examples(60)
+@examples(40)
 @given(topologies, populations, starts, st.lists(ops(), min_size=5, max_size=20))
 def test_every_life_follows_the_table(topology, population, start, sequence):
     """Legal operations do what the table says, illegal ones raise and change nothing, silent seeds stay silent."""

@@ -60,8 +60,9 @@ def test_columns_round_trip(report: SeedStateReport) -> None:
 
 @given(st.lists(st.sets(st.sampled_from(SLOTS.slot_ids)), max_size=4))
 def test_each_report_lands_in_its_env_and_slot(occupied: list[set[str]]) -> None:
-    table = stack_reports([{s: example(SeedMetrics(params=10 * env + i + 1), s) for i, s in enumerate(SLOTS.slot_ids) if s in chosen}
-                           for env, chosen in enumerate(occupied)], SLOTS)
+    table = stack_reports([
+        {s: example(SeedMetrics(params=10 * env + i + 1), s) for i, s in enumerate(SLOTS.slot_ids) if s in chosen}
+        for env, chosen in enumerate(occupied)], SLOTS)
     assert table.shape == (len(occupied), 3)
     for env, chosen in enumerate(occupied):
         assert table["occupied"][env].tolist() == [slot_id in chosen for slot_id in SLOTS.slot_ids]
