@@ -311,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument("--schedules", type=int, default=208, help="size of the grid")
-    parser.add_argument("--search", type=int, default=2, help="envs of the search; tasks with conditions take six times as many")
+    parser.add_argument("--search", type=int, default=1, help="envs of the search; twelve times as many with conditions")
     parser.add_argument("--confirm", type=int, default=16, help="fresh envs of the comparison")
     parser.add_argument("--candidates", type=int, default=14, help="schedules that the oracle may choose from")
     parser.add_argument("--conditions", type=int, default=28, help="drawn conditions of the oracle")
@@ -323,7 +323,7 @@ def main() -> None:
     for task in map(get_task_spec, options.tasks):
         start, shifts = time.perf_counter(), task.conditions is not None
         split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-        plans, envs = grid(task, options.schedules), options.search * (6 if shifts else 1)
+        plans, envs = grid(task, options.schedules), options.search * (12 if shifts else 1)
         print(f"\n**{task.name}**: {len(plans)} schedules searched on {envs} envs, compared on {options.confirm} others; host "
               f"{task.host_params} parameters, λ {task.objective.size_price}, κ {task.objective.waste_price}\n", flush=True)
         found = tabulate(task, split, [STATIC, *plans], range(envs))

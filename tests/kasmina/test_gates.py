@@ -31,7 +31,8 @@ PACING = Pacing(min_training_epochs=10, min_blending_epochs=4)
 def seed(stage: SeedStage = SeedStage.TRAINING, *, seed_id: str = "s", blueprint_id: str = "norm", is_healthy: bool = True,
          alpha: float = 0.0, target: float = 0.0, mode: AlphaMode = AlphaMode.HOLD, **metrics: Any) -> Seed:
     made = Seed(seed_id=seed_id, init_seed=0, blueprint_id=blueprint_id, algorithm=AlphaAlgorithm.ADD, tempo_epochs=3,
-                ramp_curve=AlphaCurve.LINEAR, alpha_target=1.0, stage=stage, is_healthy=is_healthy, metrics=SeedMetrics(**metrics))
+                ramp_curve=AlphaCurve.LINEAR, alpha_target=1.0, stage=stage, is_healthy=is_healthy,
+                metrics=SeedMetrics(**metrics))
     made.alpha.alpha, made.alpha.target, made.alpha.mode = alpha, target, mode
     return made
 

@@ -246,6 +246,18 @@ def test_gpt_starts_at_the_loss_of_knowing_nothing(options):
         assert (main / wanted - 1).abs().max() < 0.05, main
 
 
+def test_gpt_starts_with_quiet_branches():
+    """Depth must not change the scale of the stream: each branch begins as a small correction to what it reads."""
+    host = MorphogeneticModel(GPTHost(1, layers=12, segments=3)).host
+    tokens = torch.randint(0, 256, (1, 4, 64), generator=generator(1))
+    x = host.tokens.weight[0][tokens] + host.positions.weight[0]
+    first = float(x.std())
+    h = tokens
+    for index in range(3):
+        h = host.segment(index, h, Lanes(1, Mode.EVAL))
+        assert 0.9 * first < float(h.std()) < 1.5 * first
+
+
 @topologies
 def test_a_rows_initial_values_do_not_depend_on_the_population(topology):
     alone = make(topology, 1, seeds=[77])
