@@ -251,11 +251,11 @@ def test_gpt_starts_with_quiet_branches():
     host = MorphogeneticModel(GPTHost(1, layers=12, segments=3)).host
     tokens = torch.randint(0, 256, (1, 4, 64), generator=generator(1))
     x = host.tokens.weight[0][tokens] + host.positions.weight[0]
-    first = float(x.std())
+    first = x.std().item()
     h = tokens
     for index in range(3):
         h = host.segment(index, h, Lanes(1, Mode.EVAL))
-        assert 0.9 * first < float(h.std()) < 1.5 * first
+        assert 0.9 * first < h.std().item() < 1.5 * first
 
 
 @topologies

@@ -463,6 +463,7 @@ def test_a_failed_germination_leaves_the_slot_empty_and_usable(options, error, m
         model.germinate(arguments.pop("slot_id"), arguments.pop("blueprint_id"), **arguments)
     assert differing(before, all_tensors(model)) == []
     assert not model.slot(SLOT).banks
+    assert not any(model.reports(row) for row in range(8))
     assert model.germinations == [0] * 8
     optimizer.sync()
     assert list(optimizer.groups) == ["host"]

@@ -122,8 +122,9 @@ def test_steps_count_from_each_rows_birth():
     bring(model, "r0c0", "lora", SeedStage.TRAINING, row=6)
     for step in range(2):
         train_step(model, optimizer, *population_batch(model, step))
-    assert optimizer.groups["r0c0"].banks["r0c0.lora"].steps.tolist() == [0, 5, 0, 0, 0, 0, 2, 0]
-    assert optimizer.groups["host"].banks["host"].steps.tolist() == [5] * 8
+    seeds, host = optimizer.groups["r0c0"].banks["r0c0.lora"].bias, optimizer.groups["host"].banks["host"].bias
+    assert torch.allclose(seeds[:, 0], torch.tensor([1 - 0.9 ** n for n in (0, 5, 0, 0, 0, 0, 2, 0)], dtype=seeds.dtype))
+    assert torch.allclose(host[:, 1], torch.full((8,), 1 - 0.999 ** 5, dtype=host.dtype))
 
 
 # -- gradient statistics -----------------------------------------------------------------------------------------------------

@@ -206,6 +206,27 @@ def test_an_env_is_the_same_bits_for_300_steps(topology, incubation, kind):
     check_neighbourhoods(topology, incubation, kind, 300, NEIGHBOURHOODS)
 
 
+COMPANIES = {"alone": (0,), "some": (0, 3, 6), "everyone": tuple(range(8))}
+
+
+@pytest.mark.parametrize(("topology", "name"), [(t, name) for t in TOPOLOGIES for name in blueprints(t)])
+def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
+    """Where every row has a seed of one bank nothing is moved, otherwise lanes are taken out and put back: no difference."""
+    traces = []
+    for rows in COMPANIES.values():
+        model = make(topology, 8)
+        first, second, *_ = model.seed_slots
+        for row in rows:
+            for slot_id, stage in ((first, SeedStage.HOLDING), (second, SeedStage.TRAINING)):
+                bring(model, slot_id, name, stage, row=row, stir=0.2, init_seed=row, algorithm=list(AlphaAlgorithm)[row % 3])
+        optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
+        for step in range(4):
+            train_step(model, optimizer, *population_batch(model, step))
+        traces.append(row_tensors(model, optimizer, 0))
+    assert differing(traces[0], traces[1]) == []
+    assert differing(traces[0], traces[2]) == []
+
+
 def test_a_run_twice_is_the_same_run():
     first, second = (Run("cnn", 8, {row: row for row in range(8)}, incubation=Incubation.SHADOW, steps=10) for _ in range(2))
     for step in range(10):

@@ -57,8 +57,9 @@ class Bank:
     """[P] bool: rows that the optimizer may move."""
     frozen: bool
     """Some row takes part in a pass and may still not move, so its gradient must be taken out."""
-    steps: Tensor
-    """[P] updates each row has had."""
+    bias: Tensor
+    """[P, 2] 1 − β1ᵗ and 1 − β2ᵗ after the row's t updates (Adam's bias corrections), kept by recurrence: `β ** t` rounds
+    differently with the length of the vector, and a row must not depend on how many others there are."""
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
 
@@ -120,7 +121,7 @@ class PopulationOptimizer:
             births = torch.tensor(spec.births)
             reborn = births != known.births
             if reborn.any():
-                known.steps[reborn] = 0
+                known.bias[reborn] = 0
                 for tensors in known.state.values():
                     for tensor in tensors:
                         tensor[reborn] = 0
@@ -134,7 +135,7 @@ class PopulationOptimizer:
         moments = ("momentum",) if self.config.kind == "sgd" else ("mean", "square")
         state = {moment: [torch.zeros_like(p) for p in parameters.values()] for moment in moments}
         return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool), False,
-                    torch.zeros_like(self.host_lr), state)
+                    self.host_lr.new_zeros(population, 2), state)
 
     # -- stepping ---------------------------------------------------------------------------------------------------------
 
@@ -193,7 +194,6 @@ class PopulationOptimizer:
         lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)
         decay = torch.where(learning, self.host_decay if is_host else self.seed_decay, 0.0)
         keep = torch.where(learning, self.momentum, 1.0)
-        bank.steps += learning
         if self.config.kind == "sgd":
             momentum = bank.state["momentum"]
             torch._foreach_addcmul_(grads, parameters, _columns(decay, parameters))
@@ -202,8 +202,10 @@ class PopulationOptimizer:
             torch._foreach_addcmul_(parameters, momentum, _columns(-lr, parameters))
             return
         beta2 = torch.where(learning, torch.full_like(lr, self.config.beta2), 1.0)
-        steps = bank.steps.clamp(min=1)
-        bias1, bias2 = 1 - self.momentum ** steps, 1 - self.config.beta2 ** steps
+        gain2 = torch.where(learning, torch.full_like(lr, 1 - self.config.beta2), 0.0)
+        bank.bias += torch.stack([1 - keep, gain2], 1) * (1 - bank.bias)
+        # A row that has never learned does not move: any divisor but 0 will do.
+        bias1, bias2 = torch.where(bank.bias > 0, bank.bias, 1.0).unbind(1)
         torch._foreach_mul_(parameters, _columns(1 - lr * decay, parameters))
         for p, g, mean, square in zip(parameters, grads, bank.state["mean"], bank.state["square"], strict=True):
             mean.mul_(_column(keep, p)).addcmul_(g, _column(1 - keep, p))
@@ -219,7 +221,7 @@ class PopulationOptimizer:
         self.sync()
         for group in self.groups.values():
             for bank in group.banks.values():
-                bank.steps[row] = 0
+                bank.bias[row] = 0
                 for tensors in bank.state.values():
                     for tensor in tensors:
                         tensor[row] = 0
@@ -230,7 +232,7 @@ class PopulationOptimizer:
         self.sync()
         out = {f"rates.{name}": getattr(self, name)[row].clone() for name in _RATES}
         for name, bank in self._live_banks(row):
-            out[f"{name}.steps"] = bank.steps[row].clone()
+            out[f"{name}.bias_correction"] = bank.bias[row].clone()
             for moment, tensors in bank.state.items():
                 for parameter, tensor in zip(bank.parameters, tensors, strict=True):
                     out[f"{name}.{parameter}.{moment}"] = tensor[row].clone()
@@ -242,7 +244,7 @@ class PopulationOptimizer:
         self.sync()
         places: dict[str, Tensor] = {f"rates.{name}": getattr(self, name) for name in _RATES}
         for name, bank in self._live_banks(row):
-            places[f"{name}.steps"] = bank.steps
+            places[f"{name}.bias_correction"] = bank.bias
             for moment, tensors in bank.state.items():
                 places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
         load_row(places, state, row, what="optimizer state")

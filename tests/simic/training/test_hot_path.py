@@ -72,9 +72,9 @@ def streams(monkeypatch):
         group.stream = Stream(f"s{i}", log)
     original = type(env.groups[0].model).losses
 
-    def losses(model, *args):
+    def losses(model, *args, **options):
         log.append(f"train on {current[-1].name}")
-        return original(model, *args)
+        return original(model, *args, **options)
 
     monkeypatch.setattr(type(env.groups[0].model), "losses", losses)
     env.begin_round(0)
