@@ -214,6 +214,20 @@ def test_a_row_forgets_and_its_neighbours_do_not(kind):
 
 
 @kinds
+def test_a_pruned_row_leaves_no_momentum_behind(kind):
+    model, optimizer = trained(kind)
+    bank, kept = optimizer.groups["r0c0"].banks["r0c0.lora"], optimizer.row_state(1)
+    assert all(t[2].any() for tensors in bank.state.values() for t in tensors)
+    model.prune("r0c0", row=2)
+    for step in range(2):
+        optimizer.sync()
+        assert optimizer.groups["r0c0"].banks["r0c0.lora"] is bank, "row 1 still lives in it"
+        assert not any(t[2].any() for t in (bank.bias, *(t for tensors in bank.state.values() for t in tensors)))
+        assert step or differing(kept, optimizer.row_state(1)) == []
+        train_step(model, optimizer, *population_batch(model, 20 + step))
+
+
+@kinds
 def test_a_rows_state_comes_back_exactly(kind):
     _, optimizer = trained(kind)
     state, others = optimizer.row_state(1), [optimizer.row_state(row) for row in range(8) if row != 1]

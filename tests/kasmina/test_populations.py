@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina import MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions, snapshot_row
+from esper.kasmina import CNNHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions, snapshot_row
 from esper.leyline import TOPOLOGIES, AlphaAlgorithm, AlphaCurve, EsperError, Incubation, SeedStage
 from helpers import (
+    EAGER,
     all_tensors,
     blueprints,
     bring,
@@ -215,9 +216,11 @@ def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
     traces = []
     for rows in COMPANIES.values():
         model = make(topology, 8)
-        first, second, *_ = model.seed_slots
+        if topology == "cnn":  # what the last slot passes on is pooled at once, which lays gradients out differently
+            model = MorphogeneticModel(CNNHost(8, base=2, channels=1, size=8, pools=1), **EAGER)
+        first, *_, last = model.seed_slots
         for row in rows:
-            for slot_id, stage in ((first, SeedStage.HOLDING), (second, SeedStage.TRAINING)):
+            for slot_id, stage in ((first, SeedStage.TRAINING), (last, SeedStage.HOLDING)):
                 bring(model, slot_id, name, stage, row=row, stir=0.2, init_seed=row, algorithm=list(AlphaAlgorithm)[row % 3])
         optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
         for step in range(4):

@@ -284,7 +284,7 @@ def test_the_optimizer_holds_exactly_what_lives(topology, population, start, seq
             slot_id = name.split(".")[0]
             bank = optimizer.groups[slot_id].banks[name]
             for row in range(population):
-                state = [bank.steps[row], *(t[row] for ts in bank.state.values() for t in ts)]
+                state = [bank.bias[row], *(t[row] for ts in bank.state.values() for t in ts)]
                 if row not in rows:
                     assert not any(t.any() for t in state), "no live seed, no momentum"
                 elif row not in alive.get(name, ()) or owner[slot_id, row] is not model.seed_in(slot_id, row):
