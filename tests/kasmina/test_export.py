@@ -217,16 +217,6 @@ def test_torch_export_with_any_batch_size(topology):
         assert off_by(program.module(), model, 3, x) < 1e-5
 
 
-def test_a_model_follows_its_dtype_after_a_pass():
-    """The plan of a pass holds tensors; changing the dtype must not leave it behind."""
-    model = make("mlp")
-    bring(model, "r0c0", "lora", SeedStage.BLENDING, stir=0.5)
-    x, _ = population_batch(model, 1)
-    before = model.eval()(x)
-    assert torch.allclose(model.double()(x.double()), before.double(), atol=1e-5)
-    assert model.double()(x.double()).dtype is torch.float64
-
-
 def test_the_subprocess_really_lacks_esper(tmp_path):
     """The blocker above blocks: an object of ours cannot be loaded behind it."""
     (tmp_path / "host.pickle").write_bytes(pickle.dumps(make("mlp").host))

@@ -21,7 +21,7 @@ from esper.kasmina import (
     cross_entropy,
 )
 from esper.kasmina.layers import Lanes, Mode
-from esper.leyline import EsperError, ShapeError, SlotIdError, SurfaceType
+from esper.leyline import EsperError, PopulationError, ShapeError, SlotIdError, SurfaceType
 from helpers import HOSTS, fuse, generator, make, network_batch, population_batch, train_step
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
@@ -338,6 +338,9 @@ def test_marks_must_fit_the_blocks():
     for marks in ([True], [True] * 4):
         with pytest.raises(EsperError, match=rf"{len(marks)} marks \[True.* for 3 blocks"):
             host.set_centre_tap(0, marks)
+    for row in (1, -1):
+        with pytest.raises(PopulationError, match=f"row {row} is out of range; allowed: 0 to 0"):
+            host.set_centre_tap(row, [True, True, True])
     assert all(torch.equal(block.conv.taps, b) for block, b in zip(host.blocks, before, strict=True))
 
 

@@ -581,6 +581,45 @@ def test_bad_construction(build, error, message):
         build()
 
 
+# -- passes ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", HOSTS)
+@pytest.mark.parametrize("population", [1, 8])
+def test_a_probe_sees_features_before_and_after_the_seeds(topology, population):
+    model = make(topology, population)
+    row = population - 1
+    bring(model, SLOT, "norm", S.HOLDING, row=row, stir=0.3)
+    bring(model, "r0c0", "norm", S.TRAINING, row=row, stir=0.3)
+    x, _ = population_batch(model, 1)
+    before, seen = all_tensors(model), {}
+
+    def probe(slot_id: str, h: torch.Tensor, grown: torch.Tensor) -> torch.Tensor:
+        seen[slot_id] = not torch.equal(h, grown)
+        return grown
+
+    outputs = model.forward_probed(x, probe)
+    assert not outputs.requires_grad, "every parameter is a constant"
+    assert differing(before, all_tensors(model)) == [], "nothing is recorded"
+    assert seen == {slot_id: slot_id == SLOT for slot_id in model.seed_slots}
+    assert torch.equal(outputs, model(x)), "batch statistics, as in training"
+    silenced = model.forward_probed(x, lambda _, h, __: h)
+    assert [r for r in range(population) if not torch.equal(silenced[r], outputs[r])] == [row]
+
+
+def test_a_model_follows_its_dtype_after_a_pass():
+    """The plan of a pass holds tensors; changing the dtype must not leave it behind."""
+    model = make("mlp")
+    bring(model, "r0c0", "lora", SeedStage.BLENDING, stir=0.5)
+    x, _ = population_batch(model, 1)
+    before = model.eval()(x)
+    after = model.double()(x.double())
+    assert after.dtype is torch.float64
+    assert torch.allclose(after, before.double(), atol=1e-5)
+    model.changed()
+    assert torch.equal(model(x.double()), after), "alpha was not left in float32"
+
+
 # -- rows --------------------------------------------------------------------------------------------------------------------
 
 

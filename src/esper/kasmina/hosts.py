@@ -23,7 +23,7 @@ from esper.kasmina.layers import (
     Linear,
     check_population,
 )
-from esper.leyline import EsperError, InjectionSpec, ShapeError, SurfaceType, Topology, allowed, format_slot_id
+from esper.leyline import EsperError, InjectionSpec, PopulationError, ShapeError, SurfaceType, Topology, allowed, format_slot_id
 
 
 class Host(nn.Module):
@@ -106,6 +106,8 @@ class CNNHost(Host):
         """Of the marked blocks of this row, leave only the centre tap of the kernel."""
         if len(crippled) != len(self.blocks):
             raise EsperError(f"CNN host: {len(crippled)} marks {list(crippled)} for {len(self.blocks)} blocks")
+        if not 0 <= row < self.population:
+            raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
         for block, only in zip(self.blocks, crippled, strict=True):
             assert isinstance(block, ConvBlock)
             block.conv.set_centre_tap(row, only=only)
