@@ -66,8 +66,8 @@ def test_counts_must_not_be_negative(config: type, name: str) -> None:
 
 def test_the_checks_above_saw_every_number() -> None:
     assert {config.__name__: (len(prices(config)), len(counts(config))) for config in (*PRICED, Pacing)} == {
-        "GateConfig": (4, 0), "LossRewardConfig": (9, 1),
-        "ObjectiveConfig": (3, 0), "RentConfig": (5, 1), "RewardConfig": (16, 2), "Pacing": (0, 4)}
+        "GateConfig": (4, 0), "LossRewardConfig": (3, 1),
+        "ObjectiveConfig": (3, 0), "RentConfig": (5, 1), "RewardConfig": (14, 2), "Pacing": (0, 4)}
 
 
 def test_zero_prices_are_allowed() -> None:
@@ -79,9 +79,9 @@ def test_zero_prices_are_allowed() -> None:
     (RentConfig, {"host_params_floor": 0}),
     (RewardConfig, {"drip_fraction": 1.01}),
     (RewardConfig, {"escrow_window": 0}),
-    (LossRewardConfig, {"baseline_loss": 0.3}),
-    (LossRewardConfig, {"baseline_loss": 0.2}),
-    (LossRewardConfig, {"target_loss": 2.4}),
+    (RewardConfig, {"live_share": 1.01}),
+    (RewardConfig, {"contribution_weight": 1.01}),
+    (RewardConfig, {"prune_bonus": 0.02}),
 ])
 def test_limits_of_single_fields(config: type, bad: dict[str, Any]) -> None:
     rejected(config, **bad)
@@ -90,7 +90,7 @@ def test_limits_of_single_fields(config: type, bad: dict[str, Any]) -> None:
 def test_limits_are_inclusive_where_they_say_so() -> None:
     assert RewardConfig(drip_fraction=1.0, escrow_window=1).drip_fraction == 1.0
     assert RentConfig(host_params_floor=1).host_params_floor == 1
-    assert LossRewardConfig(baseline_loss=0.31).baseline_loss == 0.31
+    assert RewardConfig(live_share=1.0, contribution_weight=1.0, prune_bonus=0.011).live_share == 1.0
 
 
 @pytest.mark.parametrize("gate", [GateLevel.G0, GateLevel.G5])

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,12 @@ from hypothesis import strategies as st
 
 from esper import nissa
 from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
-from esper.nissa import MemoryOutput, TelemetryHub, get_hub
+from esper.nissa import JsonlOutput, MemoryOutput, TelemetryHub, get_hub, read_events
 from esper.nissa.hub import TelemetryError, set_hub
 
 LOWEST_LEVEL = {
-    "run_started": 1, "run_ended": 1, "batch_completed": 1, "episode_outcome": 1, "rollback": 1, "alert": 1, "checkpoint": 1,
-    "ppo_update": 2, "action_distribution": 2, "mask_hit_rates": 2, "seed_lifecycle": 2, "attribution": 2, "cf_unavailable": 2,
+    "run_started": 1, "run_ended": 1, "batch_completed": 1, "ppo_update": 1, "action_distribution": 1, "episode_outcome": 1,
+    "rollback": 1, "alert": 1, "checkpoint": 1, "mask_hit_rates": 2, "seed_lifecycle": 2, "attribution": 2, "cf_unavailable": 2,
     "last_action": 3, "reward_summary": 3, "throughput": 3,
 }
 STEPS = {"last_action", "reward_summary", "throughput"}
@@ -224,7 +225,60 @@ def test_current_hub() -> None:
     assert [seq for seq, _ in memory.events] == [0]
 
 
+def test_the_round_under_way_is_stamped_on_events_that_name_none() -> None:
+    memory = MemoryOutput()
+    hub = TelemetryHub([memory])
+    hub.emit(event(i=0))
+    hub.round_idx = 3
+    hub.emit(event(i=1))
+    hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, round_idx=7))
+    assert [one.round_idx for _, one in memory.events] == [None, 3, 7]
+    assert memory.events[1][1] == TelemetryEvent(event_type=TelemetryEventType.PPO_UPDATE, data={"i": 1}, round_idx=3)
+
+
+def test_outputs_of_one_run(tmp_path: Path) -> None:
+    """Two runs through one hub: each has its own log from 0, and what was there before sees both."""
+    memory = MemoryOutput()
+    hub = TelemetryHub([memory])
+    for name, count in (("a", 3), ("b", 2)):
+        log = JsonlOutput(tmp_path / name)
+        with hub.attached(log, MemoryOutput(wants_step_events=True)) as attached:
+            assert attached is hub
+            hub.round_idx = 5
+            for _ in range(count):
+                hub.emit(event())
+        assert hub.round_idx is None
+        assert [line["seq"] for line in read_events(tmp_path / name)] == list(range(count))
+        hub.emit(event())
+        assert len(list(read_events(tmp_path / name))) == count
+    assert [seq for seq, _ in memory.events] == [0, 1, 2, 3, 0, 1, 2]
+
+
+def test_a_resumed_log_goes_on(tmp_path: Path) -> None:
+    for total in (2, 4):
+        with TelemetryHub().attached(JsonlOutput(tmp_path / "log")) as hub:
+            hub.emit(event())
+            hub.emit(event())
+        assert [line["seq"] for line in read_events(tmp_path / "log")] == list(range(total))
+
+
+def test_a_failing_run_still_closes_its_outputs(calls: list[tuple[object, ...]]) -> None:
+    hub = TelemetryHub()
+    with pytest.raises(ZeroDivisionError), hub.attached(Journal("a", calls)):
+        hub.emit(event(i=1))
+        _ = 1 / 0
+    assert calls == [("a", "emit", 0, 1), ("a", "close")]
+    hub.emit(event(i=2))
+    assert len(calls) == 2
+    with pytest.raises(TelemetryError, match=r"close failed: Journal\(bad\)"), \
+            hub.attached(Journal("bad", calls, failing=True), Journal("b", calls)):
+        pass
+    assert calls[-1] == ("b", "close")
+
+
 def test_exports() -> None:
-    assert nissa.__all__ == ["JsonlOutput", "MemoryOutput", "TelemetryHub", "get_hub"]
+    for name in nissa.__all__:
+        assert getattr(nissa, name).__name__ == name
+    assert {"get_hub", "JsonlOutput", "ParquetOutput", "RunDirectory", "BlueprintAnalytics"} <= set(nissa.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = nissa.no_such_name

@@ -213,6 +213,13 @@ class PopulationOptimizer:
             root = (square / _column(bias2, p)).sqrt_().add_(self.config.eps)
             p.addcmul_(mean / root, _column(-lr / bias1, p))
 
+    @property
+    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+        """Every tensor that has a gradient, as a gradient scaler wants to see them."""
+        self.sync()
+        return [{"params": [p for group in self.groups.values() for bank in group.banks.values()
+                            for p in bank.parameters.values()]}]
+
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
     def forget_row(self, row: int) -> None:

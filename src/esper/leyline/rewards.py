@@ -32,16 +32,21 @@ def _check_prices(config: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentConfig:
-    """What size and abrupt change cost per epoch."""
+    """What size and abrupt change cost. Like all prices here they are in units of J; standing charges are those of a whole
+    episode, of which each epoch pays its part."""
 
-    rent_weight: float = 0.5
-    max_rent: float = 1.5
+    rent_weight: float = 0.1
+    """Price of ln(1 + parameters/host), each seed counted by its alpha."""
+    max_rent: float = 0.5
+    """More than this is never charged."""
     host_params_floor: int = 200
     """A host below this size pays rent as if it had it, or tiny hosts could afford nothing."""
     slot_rent_ratio: float = 0.0039
-    """Standing charge of an occupied slot, as a share of the host's parameters."""
-    shock_coef: float = 0.1958
-    max_shock: float = 1.0
+    """Standing charge of a blended slot, as a share of the host's parameters."""
+    shock_coef: float = 0.01
+    """Price of a squared change of alpha, times the seed's parameters over the host's."""
+    max_shock: float = 0.05
+    """More than this is never charged for one step."""
 
     def __post_init__(self) -> None:
         _check_prices(self)
@@ -57,53 +62,67 @@ class RewardConfig:
     rent: RentConfig = RentConfig()
     potential_weight: float = 1.0
     """Scale of Φ in `shaped` and `escrow`."""
+    live_share: float = 0.5
+    """How far Φ counts seeds that are blended but not yet permanent; 0: not at all, 1: like fossils."""
     escrow_window: int = 3
     """`escrow`: Φ counts the lowest contribution of this many epochs."""
-    contribution_weight: float = 1.0
-    germinate_cost: float = 0.15
-    prune_cost: float = 0.005
-    fossilize_cost: float = 0.01
-    set_alpha_target_cost: float = 0.005
-    occupancy_cost: float = 0.01
+    progress_weight: float = 1.0
+    """Price of a change of the committed accuracy, in [0, 1]."""
+    contribution_weight: float = 0.5
+    """Price of a change of what live seeds contribute; at most `progress_weight`, or holding would beat fossilizing."""
+    germinate_cost: float = 0.01
+    """What planting a seed costs."""
+    prune_cost: float = 0.001
+    """What removing a seed costs."""
+    fossilize_cost: float = 0.001
+    """What making a seed permanent costs."""
+    set_alpha_target_cost: float = 0.001
+    """What changing a seed's alpha costs."""
+    occupancy_cost: float = 0.02
+    """What each seed beyond `free_slots` costs in an episode."""
     free_slots: int = 1
-    fossil_upkeep: float = 0.002
-    fossilize_bonus: float = 0.5
-    prune_bonus: float = 0.1
-    prune_penalty: float = 0.3
-    hindsight_weight: float = 0.1
-    max_hindsight: float = 0.2
-    accuracy_delta_weight: float = 5.0
+    """Seeds that cost no occupancy."""
+    fossilize_bonus: float = 0.02
+    """For making a seed permanent that contributes some points."""
+    prune_bonus: float = 0.005
+    """For removing a seed that does harm; at most what germinating and pruning cost, or that cycle would pay."""
+    prune_penalty: float = 0.01
+    """For removing a seed that contributes."""
+    hindsight_weight: float = 0.02
+    """At most so much for the help that a seed had from others, when it becomes permanent."""
     drip_fraction: float = 0.7
     """`basic_plus`: share of a fossil's bonus that is paid out over the following epochs."""
-    max_drip: float = 0.1
 
     def __post_init__(self) -> None:
         _check_prices(self)
         if not isinstance(self.mode, RewardMode):
             raise EsperError(f"RewardConfig: mode is {self.mode!r}; {allowed(RewardMode)}")
-        if self.drip_fraction > 1:
-            raise EsperError(f"RewardConfig: drip_fraction is {self.drip_fraction}, must lie in [0, 1]")
+        if not isinstance(self.rent, RentConfig):
+            raise EsperError(f"RewardConfig: rent is {self.rent!r}, must be a RentConfig")
+        for name in ("live_share", "drip_fraction"):
+            if getattr(self, name) > 1:
+                raise EsperError(f"RewardConfig: {name} is {getattr(self, name)}, must lie in [0, 1]")
         if self.escrow_window < 1:
             raise EsperError(f"RewardConfig: escrow_window is {self.escrow_window}, must be at least 1")
+        for name, limit in (("contribution_weight", self.progress_weight),
+                            ("prune_bonus", self.germinate_cost + self.prune_cost)):
+            if getattr(self, name) > limit:
+                raise EsperError(f"RewardConfig: {name} is {getattr(self, name)}, must lie in [0, {limit:g}]: at most "
+                                 + ("progress_weight" if name == "contribution_weight" else "germinate_cost + prune_cost"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRewardConfig:
-    """Prices of the loss family's terms."""
+    """Prices of the loss family's terms. A loss counts as exp(−loss), the probability given to the right answer."""
 
-    loss_delta_weight: float = 5.0
-    max_loss_delta: float = 5.0
-    regression_scale: float = 0.5
-    typical_loss_delta: float = 0.1
-    rent_weight: float = 0.05
-    max_rent: float = 5.0
-    grace_epochs: int = 3
+    improvement_weight: float = 1.0
+    """Price of its change."""
     terminal_weight: float = 1.0
-    baseline_loss: float = 2.3
-    target_loss: float = 0.3
+    """Price of its value at the end, fossilized seeds only."""
+    rent_weight: float = 0.05
+    """Price of ln(1 + parameters/host) in an episode."""
+    grace_epochs: int = 3
+    """Seeds younger than this pay no rent."""
 
     def __post_init__(self) -> None:
         _check_prices(self)
-        if self.baseline_loss <= self.target_loss:
-            raise EsperError(f"LossRewardConfig: baseline_loss {self.baseline_loss} must exceed target_loss {self.target_loss}")
-        check_number("LossRewardConfig", "typical_loss_delta", self.typical_loss_delta, low=1e-9)

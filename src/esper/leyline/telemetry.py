@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -26,7 +27,11 @@ class TelemetryEventType(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-STEP_EVENTS = frozenset({TelemetryEventType.LAST_ACTION, TelemetryEventType.REWARD_SUMMARY, TelemetryEventType.THROUGHPUT})
+STEP_TABLES: Mapping[TelemetryEventType, str] = MappingProxyType({
+    TelemetryEventType.LAST_ACTION: "steps", TelemetryEventType.REWARD_SUMMARY: "rewards",
+    TelemetryEventType.THROUGHPUT: "throughput"})
+"""The table that each kind of step event fills."""
+STEP_EVENTS = frozenset(STEP_TABLES)
 """Emitted for every env at every step: rows of a table at level normal, lines of the event log only at level debug."""
 
 

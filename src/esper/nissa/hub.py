@@ -1,9 +1,10 @@
-"""The hub: hands every event to every output, at once and in order. It never drops, delays or changes an event.
+"""The hub: hands every event to every output, at once and in order. It never drops or delays an event, and changes nothing
+but that it stamps the round under way on events that name none.
 
 The level decides what is recorded, before a number is given out, so the numbers that an output sees have no gap:
 
     0 off      nothing
-    1 minimal  what happened to the run: start, end, rounds, outcomes, rollbacks, alerts, checkpoints
+    1 minimal  what happened to the run: start, end, rounds, updates, actions, outcomes, rollbacks, alerts, checkpoints
     2 normal   all of the log; step events go only to outputs with `wants_step_events = True`, and take no number
     3 debug    step events join the log: numbered, to every output
 
@@ -12,7 +13,9 @@ both alike: what was emitted before it has at most c, what came after has more.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
@@ -22,7 +25,8 @@ OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
 
 _MINIMAL_EVENTS = frozenset({
     TelemetryEventType.RUN_STARTED, TelemetryEventType.RUN_ENDED, TelemetryEventType.BATCH_COMPLETED,
-    TelemetryEventType.EPISODE_OUTCOME, TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
+    TelemetryEventType.PPO_UPDATE, TelemetryEventType.ACTION_DISTRIBUTION, TelemetryEventType.EPISODE_OUTCOME,
+    TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
 })
 LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType({
     kind: DEBUG if kind in STEP_EVENTS else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
@@ -38,11 +42,12 @@ class TelemetryHub:
     """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take no number."""
 
     def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL, start: int = 0) -> None:
-        """`level` may be changed later. A run that continues a log starts at its `JsonlOutput.next_seq`."""
+        """`level` and `round_idx` may be changed later. A run that continues a log starts at its `JsonlOutput.next_seq`."""
         if level not in LEVELS:
             raise TelemetryError(f"hub: level is {level!r}; {allowed(LEVELS)} (off, minimal, normal, debug)")
         self.level = level
         self.next_seq = start
+        self.round_idx: int | None = None
         self._closed = False
         self._outputs: list[OutputBackend] = []
         self._step_outputs: list[OutputBackend] = []
@@ -56,6 +61,20 @@ class TelemetryHub:
         if getattr(output, "wants_step_events", False):
             self._step_outputs.append(output)
 
+    @contextmanager
+    def attached(self, *outputs: OutputBackend) -> Iterator[Self]:
+        """Outputs for the duration of one run, closed when it ends, however it ends. Numbers go on where their log ends."""
+        self.next_seq = max((output.next_seq for output in outputs if hasattr(output, "next_seq")), default=self.next_seq)
+        try:
+            for output in outputs:
+                self.add_output(output)
+            yield self
+        finally:
+            self.round_idx = None
+            for group in (self._outputs, self._step_outputs):
+                group[:] = [output for output in group if not any(output is leaving for leaving in outputs)]
+            _each(outputs, lambda output: output.close(), "close failed")
+
     def emit(self, event: TelemetryEvent) -> None:
         """Record an event. If an output fails, the others still get it, then TelemetryError names the failed one."""
         self._check_open("emit")
@@ -67,6 +86,8 @@ class TelemetryHub:
             outputs = self._step_outputs
         else:
             return
+        if event.round_idx is None and self.round_idx is not None:
+            event = replace(event, round_idx=self.round_idx)
         _each(outputs, lambda output: output.emit(seq, event), f"event {seq} ({kind.value}) was not recorded")
 
     def flush(self) -> None:

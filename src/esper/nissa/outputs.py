@@ -1,4 +1,5 @@
-"""Where events go: the run's JSONL log, its reader, and a list for tests. Outputs copy events; they never alter them.
+"""Where events go: the run's JSONL log, its reader, a terminal, and a list for tests. Outputs copy events; they never alter
+them.
 
 A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
 process killed at any moment leaves a valid log plus at most one incomplete last line.
@@ -6,19 +7,21 @@ process killed at any moment leaves a valid log plus at most one incomplete last
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import math
 import mmap
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
 
 import numpy as np
 import orjson
 
-from esper.leyline import TelemetryEvent
+from esper.leyline import TelemetryEvent, TelemetryEventType
 from esper.nissa.hub import TelemetryError
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(TelemetryEvent) if field.name != "data")
@@ -40,6 +43,41 @@ class MemoryOutput:
     def close(self) -> None: ...
 
 
+_LINES: Mapping[TelemetryEventType, str] = {
+    TelemetryEventType.RUN_STARTED: "run of {task} with policy {policy}: {rounds} rounds of {envs} envs, seed {seed}",
+    TelemetryEventType.BATCH_COMPLETED: "round {round_idx}: accuracy {avg_accuracy}, J {avg_objective}, reward {avg_reward}, "
+                                        "{seconds} s",
+    TelemetryEventType.ROLLBACK: "rollback: {reason}, loss {loss}, limit {limit}",
+    TelemetryEventType.SEED_LIFECYCLE: "seed {kind}: {blueprint_id}, {stage_from} to {stage_to}",
+    TelemetryEventType.ALERT: "{severity} {code}: {message} {metric} is {value}, limit {limit}, {streak} in a row",
+    TelemetryEventType.CHECKPOINT: "checkpoint {path}",
+    TelemetryEventType.RUN_ENDED: "run {status} after {rounds_completed} rounds, {seconds} s",
+}
+
+
+class ConsoleOutput:
+    """One line per event that a person at a terminal wants to see; lifecycle events only where `verbose`."""
+
+    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
+        self.stream = sys.stderr if stream is None else stream
+        self.verbose = verbose
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  the hub numbers what it hands out
+        kind = event.event_type
+        if kind not in _LINES or (kind is TelemetryEventType.SEED_LIFECYCLE and not self.verbose):
+            return
+        place = "" if event.env_id is None else f"env {event.env_id}, epoch {event.epoch}: "
+        shown = {name: "–" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+                 for name, value in event.data.items()}
+        self.stream.write(place + _LINES[kind].format_map(shown) + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def close(self) -> None:
+        self.stream.flush()
+
+
 class JsonlOutput:
     """Appends events to a file. What was emitted before the last `flush` survives kill −9.
 
@@ -49,10 +87,15 @@ class JsonlOutput:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            self.next_seq = _repair(self.path)
             self._file = self.path.open("ab")
         except OSError as error:
             raise TelemetryError(f"cannot write the event log {self.path}: {error.strerror or error}") from error
+        try:
+            _lock(self._file, self.path)
+            self.next_seq = _repair(self.path)
+        except TelemetryError:
+            self._file.close()
+            raise
 
     def __repr__(self) -> str:
         return f"JsonlOutput({str(self.path)!r})"
@@ -94,10 +137,33 @@ def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield event
 
 
+def truncate_log(path: Path, seq: int) -> None:
+    """Keep the events below number `seq`, and that one if it announces a checkpoint. A log that lacks one is left as it is."""
+    with path.open("r+b") as file:
+        _lock(file, path)
+        end = 0
+        for number in range(seq):
+            line = file.readline()
+            if not line.endswith(b"\n") or _decode(line, f"{path}, line {number + 1}")["seq"] != number:
+                raise TelemetryError(f"{path}: event {number} is missing, but the checkpoint counts on events 0 to {seq - 1}")
+            end += len(line)
+        line = file.readline()
+        if line.endswith(b"\n") and _decode(line, f"{path}, line {seq + 1}").get("event_type") == TelemetryEventType.CHECKPOINT:
+            end += len(line)
+        file.truncate(end)
+        os.fsync(file.fileno())
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """One writer at a time; the lock goes with the process that holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TelemetryError(f"{path} is being written by another run that still goes on") from error
+
+
 def _repair(path: Path) -> int:
     """Cut an incomplete last line off an existing log, and return the number of the event that comes next."""
-    if not path.exists():
-        return 0
     with path.open("r+b") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return 0

@@ -67,7 +67,8 @@ class Condition:
 
 _KINDS: dict[str, Any] = {
     "name": str, "host": Mapping, "slots": tuple, "dataset": str, "optimizer": OptimizerConfig, "lr_decay": bool,
-    "pacing": Pacing, "gates": GateConfig, "objective": ObjectiveConfig, "blueprints": tuple, "conditions": ConditionSpace | None}
+    "pacing": Pacing, "gates": GateConfig, "objective": ObjectiveConfig, "blueprints": tuple, "conditions": ConditionSpace | None,
+    "incubation": Incubation}
 
 
 @cache
@@ -104,6 +105,7 @@ class TaskSpec:
     blueprints: tuple[str, ...]
     """What may be germinated here."""
     conditions: ConditionSpace | None = None
+    incubation: Incubation = Incubation.SHADOW
 
     def __post_init__(self) -> None:
         try:
@@ -173,11 +175,10 @@ class TaskSpec:
         progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
         return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
-    def build_model(self, population: int, seeds: Sequence[int], *,
-                    incubation: Incubation = Incubation.SHADOW) -> MorphogeneticModel:
+    def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel:
         """Fresh networks, one per row, initialised from `seeds`."""
         return MorphogeneticModel(build_host(dict(self.host), population), self.slots, gates=self.gates, pacing=self.pacing,
-                                  incubation=incubation, seeds=seeds)
+                                  incubation=self.incubation, seeds=seeds)
 
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:
         return PopulationOptimizer(model, self.optimizer)

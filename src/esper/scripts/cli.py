@@ -5,7 +5,11 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-COMMANDS = {"data": ("esper.scripts.data", "datasets: list them, get one")}
+COMMANDS = {
+    "train": ("esper.scripts.train", "train a policy, or let one decide that does not learn"),
+    "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
+    "data": ("esper.scripts.data", "datasets: list them, get one"),
+}
 """Subcommand → module with `main(arguments) -> int`, and a line of help. Modules load when they are used."""
 
 

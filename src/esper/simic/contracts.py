@@ -56,6 +56,7 @@ class EnvMeasure:
     accuracy: float
     committed_accuracy: float
     loss: float
+    committed_loss: float
     host_params: int
     committed_params: int
     """Parameters of fossilized seeds."""

@@ -5,8 +5,9 @@ E envs, S slots.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,10 +52,21 @@ def as_step(actions: Tensor) -> PolicyStep:
 
 
 class Memoryless:
-    """No hidden state."""
+    """No hidden state. What a policy remembers within an episode, if anything, is plain values."""
 
     def initial_hidden(self, num_envs: int) -> None:  # noqa: ARG002
         return None
+
+    def begin(self, envs: int) -> None:
+        """A new episode."""
+
+    def state(self) -> dict[str, Any]:
+        """What `load_state` needs to go on in the middle of an episode."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise EsperError(f"{type(self).__name__} remembers nothing, yet its state has fields {sorted(state)}")
 
 
 class AlwaysWait(Memoryless):

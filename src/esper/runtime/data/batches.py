@@ -165,7 +165,8 @@ class SharedBatchIterator:
 
     def __init__(self, split: Split, groups: Sequence[Sequence[int]], batch_size: int, *, steps_per_epoch: int, seed: int,
                  rows: Sequence[int] | None = None, pad: int | None = None, flip: bool | None = None,
-                 device: torch.device | str | None = None) -> None:
+                 devices: Sequence[torch.device | str] | None = None) -> None:
+        """`devices`: where each group's batches go; None leaves them where the data lives."""
         data = split.dataset
         self.groups = tuple(tuple(group) for group in groups)
         self.envs = tuple(env for group in self.groups for env in group)
@@ -179,7 +180,9 @@ class SharedBatchIterator:
             raise DataError(f"rows {self.rows} for groups {self.groups}; allowed: one number per group, at least its envs")
         self._split = split
         self._plans: list[list[tuple[Tensor, ...]]] = []  # of the current epoch, per group and step
-        self._device = torch.device(device) if device is not None else data.train_x.device
+        self._devices = tuple(map(torch.device, devices)) if devices is not None else (data.train_x.device,) * len(self.groups)
+        if len(self._devices) != len(self.groups):
+            raise DataError(f"devices {devices} for {len(self.groups)} groups; allowed: one for each group")
         self._source: FusedImages | FusedText
         if data.kind == "text":
             self._source, self._labels = FusedText(data.train_x, split.block), np.zeros(len(split.train), np.int64)
@@ -248,7 +251,8 @@ class SharedBatchIterator:
             self._epoch, self._plans = epoch, self._plan_epoch(epoch)
         self._step += 1
         batches = [self._source.gather(*plan[step]) for plan in self._plans]
-        return [Batch(*(t.to(self._device, non_blocking=True) for t in batch)) for batch in batches]
+        return [Batch(*(t.to(device, non_blocking=True) for t in batch))
+                for batch, device in zip(batches, self._devices, strict=True)]
 
     def _plan_epoch(self, epoch: int) -> list[list[tuple[Tensor, ...]]]:
         """Draw a whole epoch at once: random numbers and transfers of indices cost once per epoch, not per step."""

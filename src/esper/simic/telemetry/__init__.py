@@ -1,7 +1,9 @@
-"""Sensors: what is measured of training networks. Nothing here changes what it measures, or waits for the device unasked."""
+"""Sensors, emitters and the anomaly detector. Nothing here changes what it measures, or waits for the device unasked."""
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
+    "AnomalyDetector": "esper.simic.telemetry.anomaly_detector",
+    "AnomalyReport": "esper.simic.telemetry.anomaly_detector",
     "GrowthProbe": "esper.simic.telemetry.growth_sensors",
     "GrowthSensors": "esper.simic.telemetry.growth_sensors",
     "LayerGradientStats": "esper.simic.telemetry.debug_telemetry",

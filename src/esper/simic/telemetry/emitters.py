@@ -1,13 +1,57 @@
-"""Functions that format and emit events. They never touch training state."""
+"""Functions that format and emit events. They never touch training state; only the gradient norm waits for a device.
+
+Payloads are described in leyline.metrics. The hub stamps the round on events that name none.
+"""
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
-from esper.leyline import TelemetryEvent
+import torch
+from torch import nn
+
+from esper.leyline import (
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGET_VALUES,
+    BLUEPRINT_IDS,
+    HEAD_NAMES,
+    METRICS,
+    OP_NAMES,
+    PHASES,
+    RELEVANCE,
+    TEMPO_EPOCHS,
+    AlphaCurveAction,
+    EpisodeOutcome,
+    EsperError,
+    GerminationStyle,
+    TelemetryEvent,
+    TelemetryEventType,
+    allowed,
+)
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 
 if TYPE_CHECKING:
-    from esper.nissa import TelemetryHub
+    from esper.nissa import Alert, TelemetryHub
+    from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
+    from esper.simic.attribution import CoalitionTable
+    from esper.simic.contracts import ActionOutcome
+    from esper.simic.rewards import RewardComponentsTelemetry
+
+DEAD_SHARE, EXPLODING_SHARE = 0.9, 0.1
+"""A layer is dead if more of its gradient than this is zero, and explodes if more than this is large."""
+RUN_STATUS = ("finished", "stopped", "failed")
+_CHOICES: Mapping[str, Sequence[str | int | float]] = {
+    "blueprint": BLUEPRINT_IDS, "style": [style.name for style in GerminationStyle], "tempo": TEMPO_EPOCHS,
+    "alpha_target": ALPHA_TARGET_VALUES, "alpha_speed": ALPHA_SPEED_EPOCHS,
+    "alpha_curve": [curve.name for curve in AlphaCurveAction]}
+"""What the index of a parameter head stands for."""
+
+
+def _emit(hub: TelemetryHub, kind: TelemetryEventType, data: Mapping[str, Any], **context: Any) -> None:
+    hub.emit(TelemetryEvent(event_type=kind, data=data, **context))
 
 
 def emit_with_env_context(hub: TelemetryHub, event: TelemetryEvent, env_id: int, device: str) -> None:
@@ -15,4 +59,214 @@ def emit_with_env_context(hub: TelemetryHub, event: TelemetryEvent, env_id: int,
     hub.emit(replace(event, env_id=env_id, device=device))
 
 
-__all__ = ["emit_with_env_context"]
+def emit_batch_completed(hub: TelemetryHub, batch_idx: int, episodes_completed: int, avg_reward: float, avg_accuracy: float,
+                         avg_val_accuracy: float, learning_rate: float | None, entropy_coef: float | None, seed_stage: str | None,
+                         active_slot: str | None, telemetry_level: TelemetryLevel, *, rounds: int | None = None,
+                         avg_committed_accuracy: float | None = None, avg_objective: float | None = None,
+                         avg_added_params: float | None = None, rollbacks: int | None = None, env_steps: int | None = None,
+                         baseline_accuracy: float | None = None, seconds: float | None = None,
+                         phase_seconds: Mapping[str, float] | None = None) -> None:
+    """Close a round: everything else about it must have been emitted. `baseline_accuracy` is the mean of earlier rounds."""
+    phases = phase_seconds or {}
+    if unknown := phases.keys() - set(PHASES):
+        raise EsperError(f"phases {sorted(unknown)} are unknown; {allowed(PHASES)}")
+    drop, degraded = None, None
+    if baseline_accuracy is not None:
+        limit = METRICS["batch_completed.accuracy_drop"].high
+        assert limit is not None
+        degraded, drop = check_performance_degradation(avg_accuracy, baseline_accuracy, limit)
+    _emit(hub, TelemetryEventType.BATCH_COMPLETED, {
+        "round_idx": batch_idx, "rounds": rounds, "episodes_completed": episodes_completed, "avg_reward": avg_reward,
+        "avg_accuracy": avg_accuracy, "avg_val_accuracy": avg_val_accuracy, "avg_committed_accuracy": avg_committed_accuracy,
+        "avg_objective": avg_objective, "avg_added_params": avg_added_params, "rollbacks": rollbacks,
+        "baseline_accuracy": baseline_accuracy, "accuracy_drop": drop, "degraded": degraded, "learning_rate": learning_rate,
+        "entropy_coef": entropy_coef, "env_steps": env_steps, "seconds": seconds,
+        **{f"{phase}_seconds": phases.get(phase) for phase in PHASES}, "seed_stage": seed_stage, "active_slot": active_slot,
+        "telemetry_level": telemetry_level.name.lower()}, round_idx=batch_idx)
+
+
+def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: str, target_slot: str | None, reward: float,
+                     cumulative_reward: float, action_mask: dict[str, bool], telemetry_level: TelemetryLevel, *,
+                     indices: Sequence[int] | None = None, outcome: ActionOutcome | None = None, log_prob: float | None = None,
+                     value: float | None = None, op_probs: Sequence[float] | None = None,
+                     confidences: Sequence[float] | None = None, seeds: Mapping[str, SeedStateReport] | None = None,
+                     epoch: int | None = None) -> None:
+    """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they came from the
+    policy, and the env's `seeds` after it. What the operation has no use for is left out. Below level normal there is nobody
+    to read it."""
+    if telemetry_level < TelemetryLevel.NORMAL:
+        return
+    relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
+    slot = target_slot if relevant["slot"] else None
+    sampled = {} if indices is None else dict(zip(HEAD_NAMES, indices, strict=True))
+    _emit(hub, TelemetryEventType.LAST_ACTION, {
+        "op": action_type, "slot": slot,
+        **{head: values[sampled[head]] if sampled and relevant[head] else None for head, values in _CHOICES.items()},
+        "executed": None if outcome is None else outcome.executed,
+        "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.reason.value,
+        "gate_failures": [] if outcome is None or outcome.gate is None else [f.reason.value for f in outcome.gate.failures],
+        "log_prob": log_prob, "value": value,
+        "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
+        "confidences": None if confidences is None else {
+            head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
+        "reward": reward, "cumulative_reward": cumulative_reward, "mask": dict(action_mask),
+    }, env_id=env_id, device=device, epoch=epoch, slot_id=slot)
+
+
+@torch.no_grad()
+def compute_grad_norm_surrogate(model: nn.Module) -> float:
+    """Norm of the gradients that this process holds, in float64, because squares of large float32 numbers overflow; 0 where
+    there is none. One transfer."""
+    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in model.parameters() if p.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
+
+
+def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
+    """How many layers have a gradient that is dead, explodes or is not finite, and the share that has none of these."""
+    bad = [(s.zero_fraction > DEAD_SHARE, s.large_fraction > EXPLODING_SHARE, s.nan_count + s.inf_count > 0)
+           for s in layer_stats]
+    dead, exploding, nonfinite = (sum(flags[i] for flags in bad) for i in range(3))
+    return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0, "dead_layers": dead,
+            "exploding_layers": exploding, "nonfinite_layers": nonfinite}
+
+
+def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
+                          telemetry_level: TelemetryLevel, *, stability: StabilityReport | None = None) -> None:
+    """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a step was skipped
+    what was not finite."""
+    data = {f.name: getattr(ppo_metrics, f.name) for f in fields(ppo_metrics)}
+    data |= {name: dict(zip(HEAD_NAMES, value, strict=True)) for name, value in data.items() if isinstance(value, tuple)}
+    if layer_stats is not None and telemetry_level >= TelemetryLevel.DEBUG:
+        data |= aggregate_layer_gradient_health(layer_stats)
+    if stability is not None:
+        data["nonfinite"] = sorted({*stability.nan_parameters, *stability.inf_parameters, *stability.nan_gradients,
+                                    *stability.inf_gradients})
+    _emit(hub, TelemetryEventType.PPO_UPDATE, data)
+
+
+def emit_action_distribution(hub: TelemetryHub, action_counts: dict[str, int], action_successes: dict[str, int]) -> None:
+    """How often each operation was sampled and carried out in a round."""
+    if unknown := action_successes.keys() - action_counts.keys():
+        raise EsperError(f"successes of {sorted(unknown)} without counts; {allowed(action_counts)}")
+    _emit(hub, TelemetryEventType.ACTION_DISTRIBUTION, {"action_counts": dict(action_counts),
+                                                       "action_successes": dict(action_successes)})
+
+
+def emit_cf_unavailable(hub: TelemetryHub, env_id: int, device: str, reason: str, *, epoch: int | None = None) -> None:
+    """Say that no contribution could be measured, and why."""
+    _emit(hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch)
+
+
+def emit_throughput(hub: TelemetryHub, env_id: int, device: str, batches_per_second: float, samples_per_second: float,
+                    gpu_utilization: float | None, *, epoch: int | None = None) -> None:
+    """How fast one env trained in an epoch; utilization None where it is not measured."""
+    _emit(hub, TelemetryEventType.THROUGHPUT, {
+        "batches_per_second": batches_per_second, "samples_per_second": samples_per_second,
+        "gpu_utilization": gpu_utilization}, env_id=env_id, device=device, epoch=epoch)
+
+
+def emit_reward_summary(hub: TelemetryHub, env_id: int, device: str, reward_components: RewardComponentsTelemetry,
+                        total_reward: float, *, epoch: int | None = None) -> None:
+    """What one step's reward is made of."""
+    _emit(hub, TelemetryEventType.REWARD_SUMMARY, {"components": reward_components.as_dict(), "total_reward": total_reward},
+          env_id=env_id, device=device, epoch=epoch)
+
+
+def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]) -> None:
+    """How often each operation was forbidden: {name: {"hits": times forbidden, "total": times asked}}."""
+    for name, counts in mask_stats.items():
+        if counts.keys() != {"hits", "total"} or not 0 <= counts["hits"] <= counts["total"]:
+            raise EsperError(f"mask statistics of {name} are {counts}; allowed: hits from 0 to total, and total")
+    hits, totals = ({name: counts[key] for name, counts in mask_stats.items()} for key in ("hits", "total"))
+    _emit(hub, TelemetryEventType.MASK_HIT_RATES, {
+        "hits": hits, "totals": totals, "hit_rates": {name: hits[name] / total for name, total in totals.items() if total}})
+
+
+def check_performance_degradation(current_accuracy: float, baseline_accuracy: float,
+                                  threshold: float = 0.05) -> tuple[bool, float]:
+    """Whether accuracy fell below the baseline by more than a share `threshold` of it, and by what share it did (negative for
+    a gain). The baseline must not include the current value; at 0 there is nothing to lose."""
+    if baseline_accuracy < 0 or threshold < 0:
+        raise EsperError(f"baseline accuracy is {baseline_accuracy}, threshold {threshold}; both must be 0 or more")
+    drop = (baseline_accuracy - current_accuracy) / baseline_accuracy if baseline_accuracy else 0.0
+    return drop > threshold, drop
+
+
+def apply_slot_telemetry(slot_config: dict[str, Any], telemetry_config: TelemetryConfig, inner_epoch: int,
+                         global_epoch: int) -> None:
+    """Set what is recorded of a network's slots from here on: whether lifecycle events are, and the clocks they carry."""
+    slot_config.update(lifecycle=telemetry_config.level >= TelemetryLevel.NORMAL, epoch=inner_epoch, global_epoch=global_epoch)
+
+
+# -- the rest of a run's story -------------------------------------------------------------------------------------------------
+
+
+def emit_run_started(hub: TelemetryHub, *, task: str, policy: str, reward_mode: str, seed: int, rounds: int, envs: int,
+                     episode_length: int, slots: Sequence[str], host_params: int, start_round: int = 0, start_epoch: int = 0,
+                     resumed_from: str | None = None) -> None:
+    """The first event of a run, and of every part of it that goes on from a checkpoint."""
+    _emit(hub, TelemetryEventType.RUN_STARTED, {
+        "task": task, "policy": policy, "reward_mode": reward_mode, "seed": seed, "rounds": rounds, "envs": envs,
+        "episode_length": episode_length, "slots": list(slots), "host_params": host_params, "start_round": start_round,
+        "start_epoch": start_epoch, "resumed_from": resumed_from})
+
+
+def emit_run_ended(hub: TelemetryHub, status: str, *, rounds_completed: int, episodes_completed: int, env_steps: int,
+                   seconds: float, message: str | None = None) -> None:
+    """The last event of a run."""
+    if status not in RUN_STATUS:
+        raise EsperError(f"a run cannot end as {status!r}; {allowed(RUN_STATUS)}")
+    _emit(hub, TelemetryEventType.RUN_ENDED, {
+        "status": status, "message": message, "rounds_completed": rounds_completed, "episodes_completed": episodes_completed,
+        "env_steps": env_steps, "seconds": seconds})
+
+
+def emit_attribution(hub: TelemetryHub, env_id: int, device: str, table: CoalitionTable, *, epoch: int | None = None) -> None:
+    """Everything that one epoch's coalition table says about who contributes what."""
+    shapley = table.shapley()
+    pairs = {f"{a}+{b}": table.interaction(a, b) for a, b in combinations(table.slots, 2) if table.has_pairs(a)}
+    _emit(hub, TelemetryEventType.ATTRIBUTION, {
+        "slots": list(table.slots), "accuracy": table.full.accuracy, "host_accuracy": table.empty.accuracy,
+        "committed_accuracy": table.committed.accuracy, "leave_one_out": {s: table.leave_one_out(s) for s in table.slots},
+        "shapley": {s: v.value for s, v in shapley.items()}, "shapley_error": {s: v.standard_error for s, v in shapley.items()},
+        "interactions": pairs}, env_id=env_id, device=device, epoch=epoch)
+
+
+def emit_episode_outcome(hub: TelemetryHub, outcome: EpisodeOutcome, *, device: str | None = None) -> None:
+    """What an episode came to; once, after all penalties."""
+    data = asdict(outcome)
+    _emit(hub, TelemetryEventType.EPISODE_OUTCOME, data, env_id=data.pop("env_id"), device=device, epoch=outcome.epochs)
+
+
+def emit_alert(hub: TelemetryHub, alert: Alert, *, epoch: int | None = None, round_idx: int | None = None) -> None:
+    """A rule's finding."""
+    _emit(hub, TelemetryEventType.ALERT, asdict(alert), epoch=epoch, round_idx=round_idx)
+
+
+def emit_checkpoint(hub: TelemetryHub, path: str, *, finished_rounds: int, finished_epochs: int, best: bool) -> None:
+    """A checkpoint that holds `hub.next_seq` as its `seq` was saved; emit this at once, before anything else."""
+    _emit(hub, TelemetryEventType.CHECKPOINT, {"path": path, "finished_rounds": finished_rounds,
+                                              "finished_epochs": finished_epochs, "best": best})
+
+
+__all__ = [  # noqa: RUF022  the order is a contract
+    "emit_with_env_context",
+    "emit_batch_completed",
+    "emit_last_action",
+    "compute_grad_norm_surrogate",
+    "aggregate_layer_gradient_health",
+    "emit_ppo_update_event",
+    "emit_action_distribution",
+    "emit_cf_unavailable",
+    "emit_throughput",
+    "emit_reward_summary",
+    "emit_mask_hit_rates",
+    "check_performance_degradation",
+    "apply_slot_telemetry",
+    "emit_run_started",
+    "emit_run_ended",
+    "emit_attribution",
+    "emit_episode_outcome",
+    "emit_alert",
+    "emit_checkpoint",
+]

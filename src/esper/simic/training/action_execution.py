@@ -42,6 +42,7 @@ from esper.tamiyo.masks import Bools, build_slot_states, compute_action_masks
 from esper.tolaria import preflight
 
 if TYPE_CHECKING:
+    from esper.simic.rewards import RewardComponentsTelemetry
     from esper.simic.training.parallel_env_state import ParallelEnvState
 
 
@@ -56,9 +57,9 @@ class ActionRules:
     root_seed: int
     max_epochs: int
     max_seeds: int = 0
-    reward: Callable[[RewardInputs], float] | None = None
-    rollback_reward: Callable[[ParallelEnvState], float] | None = None
-    """What a rollback adds to the env's last stored row."""
+    reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
+    rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
+    """What a rollback adds to the last stored row of an env (by index)."""
     charge: Callable[[int, float], None] | None = None
     """Adds an amount to an env's last stored row and ends its segment there."""
     revalidate: Callable[[ParallelEnvState], None] | None = None
@@ -83,6 +84,8 @@ class ActionResult:
 
     outcomes: list[ActionOutcome]
     rewards: list[float]
+    components: list[RewardComponentsTelemetry | None]
+    """What each reward is made of; where an env was rolled back, what that added to its last stored row."""
     valid: list[bool]
     truncated_bootstrap_targets: list[tuple[int, int]]
     post_action_signals: list[TrainingSignals]
@@ -108,17 +111,22 @@ def execute_actions(context: ActionContext, actions: Sequence[Sequence[int]], *,
                     env_total_rewards: list[float], episode_history: list[EpisodeOutcome],
                     episode_outcomes: list[EpisodeOutcome], env_rollback_occurred: list[bool]) -> ActionResult:
     """Carry out one sampled action per env. The keyword lists are indexed by env (or appended to) and changed in place."""
-    result = ActionResult([], [], [], [], [], [], [])
+    result = ActionResult([], [], [], [], [], [], [], [])
     for env, indices in zip(context.envs, actions, strict=True):
         spec = parse_sampled_action(env.env_idx, indices, env.model.reports(), context.rules, val_loss=env.val_loss,
                                     val_accuracy=env.val_accuracy)
         panicked = env.env_idx in context.panics
         env_rollback_occurred[env.env_idx] = panicked
-        outcome = _roll_back(env, spec, context) if panicked else _act(env, spec, context)
-        reward = 0.0 if panicked else _reward(env, outcome, context)
+        if panicked:
+            outcome, paid = _roll_back(env, spec, context)
+        else:
+            outcome = _act(env, spec, context)
+            paid = _reward(env, outcome, context)
+        reward = 0.0 if panicked or paid is None else paid.total
         env.total_reward += reward
         result.outcomes.append(outcome)
         result.rewards.append(reward)
+        result.components.append(paid)
         result.valid.append(not panicked)
         if context.epoch >= context.rules.max_epochs:
             env_final_accs[env.env_idx] = env.val_accuracy
@@ -178,25 +186,27 @@ def _count(env: ParallelEnvState, records: Sequence[LifecycleRecord]) -> None:
 
 
 def _emit(env: ParallelEnvState, records: Sequence[LifecycleRecord], epoch: int) -> None:
-    if env.telemetry is not None:
+    if env.telemetry is not None and env.slot_telemetry.get("lifecycle", True):
         for record in records:
-            env.telemetry(lifecycle_event(record, epoch))
+            env.telemetry(lifecycle_event(record, epoch, env.slot_telemetry.get("global_epoch")))
 
 
-def lifecycle_event(record: LifecycleRecord, epoch: int) -> TelemetryEvent:
+def lifecycle_event(record: LifecycleRecord, epoch: int, global_epoch: int | None = None) -> TelemetryEvent:
     return TelemetryEvent(
         event_type=TelemetryEventType.SEED_LIFECYCLE, epoch=epoch, slot_id=record.slot_id, seed_id=record.seed_id,
         data={"kind": record.kind, "blueprint_id": record.blueprint_id, "stage_from": record.stage_from.name,
               "stage_to": record.stage_to.name, "alpha": record.alpha, "params": record.params,
               "epochs_total": record.epochs_total, "contribution": record.contribution,
               "gate_failures": [] if record.gate is None else [f.reason for f in record.gate.failures],
-              "cause": None if record.cause is None else record.cause.name})
+              "cause": None if record.cause is None else record.cause.name, "global_epoch": global_epoch})
 
 
-def _roll_back(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> ActionOutcome:
+def _roll_back(env: ParallelEnvState, spec: ActionSpec,
+               context: ActionContext) -> tuple[ActionOutcome, RewardComponentsTelemetry | None]:
     """Undo a disaster: the network goes back to its last good state, and the last stored row pays, now."""
     report, rules = context.panics[env.env_idx], context.rules
-    amount = -rules.objective.rollback_price if rules.rollback_reward is None else rules.rollback_reward(env)
+    paid = None if rules.rollback_reward is None else rules.rollback_reward(env.env_idx)
+    amount = -rules.objective.rollback_price if paid is None else paid.total
     if rules.charge is not None:
         rules.charge(env.env_idx, amount)
     records = (*env.governor.rollback(), *env.model.step_epoch())
@@ -216,7 +226,8 @@ def _roll_back(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) 
     if context.epoch >= rules.max_epochs:
         assert rules.revalidate is not None, "a rollback in the last epoch needs a way to measure the restored network"
         rules.revalidate(env)
-    return ActionOutcome(spec=replace(spec, op=LifecycleOp.WAIT), executed=False, effective_op=LifecycleOp.WAIT, records=records)
+    spec = replace(spec, op=LifecycleOp.WAIT)
+    return ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records), paid
 
 
 def measure(env: ParallelEnvState) -> EnvMeasure:
@@ -224,23 +235,22 @@ def measure(env: ParallelEnvState) -> EnvMeasure:
     assert env.coalitions is not None, "measured after validation"
     reports = env.model.reports()
     fossils = frozenset(s for s, r in reports.items() if r.stage is SeedStage.FOSSILIZED)
-    network = env.model
+    network, committed = env.model, env.coalitions[fossils]
     return EnvMeasure(
-        accuracy=env.val_accuracy, committed_accuracy=env.coalitions.accuracy(fossils), loss=env.val_loss,
+        accuracy=env.val_accuracy, committed_accuracy=committed.accuracy, loss=env.val_loss, committed_loss=committed.loss,
         host_params=network.model.host_params,
         committed_params=network.model.seed_params(network.row, stages=(SeedStage.FOSSILIZED,)), germinated=env.germinated,
         fossilized=env.fossilized, pruned=env.pruned, rollbacks=env.rollbacks, reports=reports,
         contributions={slot: env.coalitions.leave_one_out(slot) for slot in env.coalitions.slots})
 
 
-def _reward(env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext) -> float:
+def _reward(env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext) -> RewardComponentsTelemetry | None:
     after, rules = measure(env), context.rules
-    reward = 0.0
-    if rules.reward is not None:
-        reward = rules.reward(RewardInputs(env_idx=env.env_idx, epoch=context.epoch, max_epochs=rules.max_epochs, outcome=outcome,
-                                           before=env.last_measure, after=after))
+    paid = None if rules.reward is None else rules.reward(RewardInputs(
+        env_idx=env.env_idx, epoch=context.epoch, max_epochs=rules.max_epochs, outcome=outcome, before=env.last_measure,
+        after=after))
     env.last_measure = after
-    return reward
+    return paid
 
 
 def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutcome:

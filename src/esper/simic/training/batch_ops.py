@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.optim import GradientStats
+from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
 from esper.simic.telemetry.growth_sensors import GrowthProbe
-from esper.simic.training.parallel_env_state import EnvGroup
+from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.tamiyo.features import batch_obs_to_features, stack_inputs
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
@@ -31,8 +33,9 @@ def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criter
         group.optimizer.zero_grad()
         with group.autocast():
             losses = group.model.losses(inputs, targets, criterion, probe=probe)
-        losses.total().backward()
-        group.optimizer.step()
+        group.scaler.scale(losses.total()).backward()
+        group.scaler.step(group.optimizer)
+        group.scaler.update()
         group.loss_sum += losses.main.detach()
         group.correct += (losses.outputs.detach().argmax(-1) == targets).flatten(1).sum(1)
         group.batches += 1
@@ -74,6 +77,14 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
             env.train_loss = numbers[0][env.row] / group.batches
             env.train_correct = round(numbers[1][env.row])
             env.train_total = group.samples
+
+
+def batch_signals_to_features(batch_signals: Sequence[TrainingSignals], batch_slot_reports: ReportArray,
+                              env_states: Sequence[ParallelEnvState], device: torch.device | str) -> PolicyObservation:
+    """What the policy sees of all envs: their signals, the stacked reports [E, S] and each env's sensors and last action."""
+    return batch_obs_to_features(stack_inputs(
+        batch_signals, batch_slot_reports, np.array([env.sensors for env in env_states]),
+        last_op=[env.last_op for env in env_states], last_success=[env.last_success for env in env_states]), device)
 
 
 def bring_home(tensors: Sequence[Tensor]) -> list[Any]:

@@ -25,6 +25,8 @@ class ValidationTally:
     loss_sum: Tensor  # [entries], summed over samples
     correct: Tensor  # [entries]
     samples: int
+    targets: int
+    """What `correct` is out of: as many as samples, or tokens of text."""
 
 
 def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
@@ -55,25 +57,25 @@ def process_fused_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, cr
         loss_sum = criterion(found.outputs, repeated) * targets.shape[0]
         correct = (found.outputs.argmax(-1) == repeated).flatten(1).sum(1)
         if tally is None:
-            return ValidationTally(found.rows, found.coalitions, loss_sum, correct, targets.shape[0])
+            return ValidationTally(found.rows, found.coalitions, loss_sum, correct, targets.shape[0], targets.numel())
         tally.loss_sum = tally.loss_sum + loss_sum
         tally.correct = tally.correct + correct
         tally.samples += targets.shape[0]
+        tally.targets += targets.numel()
         return tally
 
 
-def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTally], targets_per_sample: int = 1) -> None:
+def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTally]) -> None:
     """One synchronize per stream and one transfer; then every env has its table and every seed its contribution."""
     for group in groups:
         group.synchronize()
     numbers = bring_home([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
     for group, tally, (loss_sum, correct) in zip(groups, tallies, numbers, strict=True):
-        total = tally.samples * targets_per_sample
         by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.envs}
         for row, coalition, loss, hits in zip(tally.rows, tally.coalitions, loss_sum, correct, strict=True):
-            by_row[row][coalition] = (loss / tally.samples, 100.0 * hits / total)
+            by_row[row][coalition] = (loss / tally.samples, 100.0 * hits / tally.targets)
         for env in group.envs:
-            _record(env, CoalitionTable(by_row[env.row], fossilized_slots(env)), total)
+            _record(env, CoalitionTable(by_row[env.row], fossilized_slots(env)), tally.targets)
 
 
 def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:

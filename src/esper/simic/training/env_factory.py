@@ -30,7 +30,7 @@ from esper.leyline import (
     TelemetryEvent,
     stream_seed,
 )
-from esper.simic.telemetry.emitters import emit_with_env_context
+from esper.simic.telemetry.emitters import apply_slot_telemetry, emit_with_env_context
 from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.masks import blueprint_mask
@@ -39,6 +39,11 @@ from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
 
 if TYPE_CHECKING:
     from esper.nissa import TelemetryHub
+    from esper.simic.telemetry.telemetry_config import TelemetryConfig
+
+
+FIRST_LOSS_SCALE = 1024.0
+"""Half precision starts here: low enough that hardly a first step overflows, and it doubles soon enough."""
 
 
 class Task(Protocol):
@@ -92,13 +97,14 @@ class GovernedRow:
 def create_env_group(task: Task, env_ids: Sequence[int], *, population: int, device: str, root_seed: int,
                      governor: GovernorConfig | None = None, hub: TelemetryHub | None = None,
                      stream: torch.cuda.Stream | None = None,
-                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext) -> EnvGroup:
-    """A population on one device, one env in each of its first rows; the others idle."""
+                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext, loss_scaling: bool = False) -> EnvGroup:
+    """A population on one device, one env in each of its first rows; the others idle. Half precision needs `loss_scaling`."""
     if not 1 <= len(env_ids) <= population:
         raise PopulationError(f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}")
     model = create_model(task, device, population=population, seeds=[0] * population, slots=task.slots)
     optimizer = task.build_optimizer(model)
-    group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast)
+    scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling)
+    group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
     group.envs = [create_env_state(group, row, env_id, task, governor=governor, hub=hub) for row, env_id in enumerate(env_ids)]
     reset_group(group, task, root_seed=root_seed, first_episode=0)
     return group
@@ -111,7 +117,7 @@ def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, gov
     device = str(group.device)
     return ParallelEnvState(
         model=network, host_optimizer=OptimizerRow(group.optimizer, row, host=True),
-        seed_optimizer=OptimizerRow(group.optimizer, row, host=False), scaler=torch.amp.GradScaler(enabled=False),
+        seed_optimizer=OptimizerRow(group.optimizer, row, host=False), scaler=group.scaler,
         stream=group.stream, device=device, env_idx=env_idx,
         governor=TolariaGovernor(GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss),
         signal_tracker=SignalTracker(task.episode_length),
@@ -139,6 +145,12 @@ def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: i
 def make_telemetry_callback(hub: TelemetryHub, env_idx: int, device: str) -> Callable[[TelemetryEvent], None]:
     """Where one env's lifecycle events go: the hub, with the env's context on them."""
     return partial(emit_with_env_context, hub, env_id=env_idx, device=device)
+
+
+def configure_slot_telemetry(env_state: ParallelEnvState, telemetry: TelemetryConfig, inner_epoch: int,
+                             global_epoch: int) -> None:
+    """Set what is recorded of an env's slots from here on, never what is measured."""
+    apply_slot_telemetry(env_state.slot_telemetry, telemetry, inner_epoch, global_epoch)
 
 
 def action_rules(task: Task, *, root_seed: int, max_seeds: int = 0) -> ActionRules:

@@ -39,6 +39,8 @@ class ParallelEnvState:
     signal_tracker: SignalTracker
     telemetry: Callable[[TelemetryEvent], None] | None = None
     """Where this env's events go."""
+    slot_telemetry: dict[str, Any] = field(default_factory=dict)
+    """What is recorded of its slots; see configure_slot_telemetry."""
 
     epoch_rewards: dict[str, float] = field(default_factory=dict)
     epoch_counts: dict[str, int] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class EnvGroup:
     stream: torch.cuda.Stream | None
     envs: list[ParallelEnvState]
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
     loss_sum: Tensor = field(init=False)  # [P]
     correct: Tensor = field(init=False)  # [P]
     base_lr: tuple[Tensor, Tensor] = field(init=False)  # [P] each: host and seed learning rates before decay

@@ -57,6 +57,10 @@ class TrainBatches(Protocol):
     @property
     def epoch_done(self) -> bool: ...
 
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -155,6 +159,10 @@ class VectorEnv:
             self.step(epoch, decide)
         return self.ledger.outcomes
 
+    def group_of(self, env: ParallelEnvState) -> EnvGroup:
+        """The population that an env lives in."""
+        return self._group_of[env.env_idx]
+
     # -- inside -------------------------------------------------------------------------------------------------------------
 
     def _generators(self, group: EnvGroup, epoch: int) -> dict[int, torch.Generator]:
@@ -166,7 +174,8 @@ class VectorEnv:
         for batch in self.validation:
             # A batch for one network: images have no lane axis of their own, everything else a leading one.
             x = batch.x if group.model.layout.image else batch.x[0]
-            tally = process_fused_val_batch(group, x, batch.y[0], self.criterion, coalitions=wanted, tally=tally)
+            tally = process_fused_val_batch(group, x.to(group.device), batch.y[0].to(group.device), self.criterion,
+                                            coalitions=wanted, tally=tally)
         assert tally is not None, "a validation set has at least one batch"
         return tally
 

@@ -1,0 +1,173 @@
+"""Step events as Parquet tables, one file per table and round, and the reader of such tables.
+
+Columns come from the metric registry. A file appears whole or not at all; a process killed at any moment leaves the rounds
+that it had written.
+"""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from esper.leyline import EVENTS, STEP_TABLES, TelemetryEvent, TelemetryEventType, allowed
+from esper.leyline.metrics import FieldKind
+from esper.nissa.hub import TelemetryError
+
+TEMPORARY = ".partial"
+Row = tuple[int, float, TelemetryEvent, dict[str, Any]]
+_WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
+
+
+_TYPES: Mapping[FieldKind, pa.DataType] = {
+    FieldKind.FLOAT: pa.float64(), FieldKind.INT: pa.int64(), FieldKind.FLAG: pa.bool_(), FieldKind.TEXT: pa.string(),
+    FieldKind.TEXTS: pa.list_(pa.string()), FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
+    FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()), FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
+}
+_CONTEXT = (("round_idx", pa.int64()), ("env_id", pa.int64()), ("device", pa.string()), ("epoch", pa.int64()),
+            ("slot_id", pa.string()), ("seed_id", pa.string()))
+_PAYLOAD = {table: {f.name: _TYPES[f.kind] for f in EVENTS[kind].fields} for kind, table in STEP_TABLES.items()}
+SCHEMAS = {table: pa.schema([("seq", pa.int64()), ("t_wall", pa.float64()), *_CONTEXT, *payload.items()])
+           for table, payload in _PAYLOAD.items()}
+"""Columns of each table: position in the log, time, the event's context, and its payload."""
+
+
+class ParquetOutput:
+    """Keeps step events in memory until their round is over, a checkpoint is announced, or `flush`."""
+
+    wants_step_events = True
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        if not self.directory.is_dir():
+            raise TelemetryError(f"cannot write tables: {self.directory} is not a directory")
+        _drop_partial(self.directory)
+        self._rows: dict[tuple[str, int], list[Row]] = {}
+
+    def __repr__(self) -> str:
+        return f"ParquetOutput({str(self.directory)!r})"
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
+        table = STEP_TABLES.get(event.event_type)
+        if table is not None:
+            if event.round_idx is None:
+                raise TelemetryError(f"{event.event_type.value} names no round; set the hub's round_idx")
+            known = _PAYLOAD[table].keys()
+            if not event.data.keys() <= known:
+                raise TelemetryError(f"{event.event_type.value} has fields {sorted(event.data.keys() - known)} that the registry "
+                                     f"does not know; {allowed(known)}")
+            self._rows.setdefault((table, event.round_idx), []).append((seq, time.time(), event, dict(event.data)))
+        elif event.event_type in _WRITE_AFTER:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._rows:
+            return
+        for table, round_idx in sorted(self._rows):
+            path, rows = _path(self.directory, table, round_idx), _columns(table, self._rows[table, round_idx])
+            # A round of which a part was written already, at a checkpoint.
+            _write(path, pa.concat_tables([_read(path), rows], promote_options="default") if path.exists() else rows)
+            del self._rows[table, round_idx]
+        sync_directory(self.directory)
+
+    def close(self) -> None:
+        self.flush()
+
+
+def _columns(table: str, rows: Sequence[Row]) -> pa.Table:
+    seqs, times, events, payloads = zip(*rows, strict=True)
+    columns = [pa.array(seqs, pa.int64()), pa.array(times, pa.float64())]
+    columns += [_array(name, kind, [getattr(event, name) for event in events]) for name, kind in _CONTEXT]
+    columns += [_array(name, kind, [data.get(name) for data in payloads]) for name, kind in _PAYLOAD[table].items()]
+    return pa.table(columns, schema=SCHEMAS[table])
+
+
+def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
+    try:
+        if kind == pa.int64():  # Arrow itself would cut 1.5 down to 1
+            values = [None if value is None else index(value) for value in values]
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise TelemetryError(f"column {name} holds {kind}: {error}") from error
+
+
+def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
+    """All rows of a table in order; an empty one where none was written. A damaged file is an error that names it."""
+    if name not in SCHEMAS:
+        raise TelemetryError(f"table {name!r} is unknown; {allowed(SCHEMAS)}")
+    parts = [_read(path) for path in _files(Path(directory), name)]
+    return pa.concat_tables([SCHEMAS[name].empty_table(), *parts], promote_options="default")
+
+
+def truncate_tables(directory: Path, seq: int) -> None:
+    """Keep the rows that were emitted before event `seq`."""
+    _drop_partial(directory)
+    for name in SCHEMAS:
+        for path in reversed(_files(directory, name)):
+            rows = _read(path)
+            kept = rows.filter(pc.less_equal(rows["seq"], seq))
+            if len(kept) == len(rows):
+                break  # positions only grow, so earlier rounds are whole
+            if len(kept):
+                _write(path, kept)
+            else:
+                path.unlink()
+    sync_directory(directory)
+
+
+def _path(directory: Path, table: str, round_idx: int) -> Path:
+    return directory / f"{table}-{round_idx:05d}.parquet"
+
+
+def _files(directory: Path, table: str) -> list[Path]:
+    """Oldest round first, also beyond 99999."""
+    return sorted(directory.glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise TelemetryError(f"{path}: not a readable Parquet file ({error})") from error
+    if "seq" not in table.column_names:
+        raise TelemetryError(f"{path}: has no column seq, so it is no table of a run")
+    return table
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    replace_file(path, sink.getvalue())
+
+
+def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
+    """All or nothing, also across a power cut: write beside, sync, rename. `sync_directory` makes it last."""
+    temporary = path.with_name(f".{path.name}{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and deletions in a directory last."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _drop_partial(directory: Path) -> None:
+    for path in directory.glob(f".*{TEMPORARY}"):
+        path.unlink()

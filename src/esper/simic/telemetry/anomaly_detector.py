@@ -1,0 +1,54 @@
+"""The live detector: listens to a run's events and reports, round by round, which alert rules found a fault."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from esper.leyline import TelemetryEvent, TelemetryEventType
+from esper.nissa.alerts import Alert, AlertEngine, event_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyReport:
+    """What the rules found in one round."""
+
+    round_idx: int
+    raised: tuple[Alert, ...] = ()
+    """Alerts of this round."""
+    active: tuple[Alert, ...] = ()
+    """What is at fault when the round is over, however long already."""
+    last_anomaly: int | None = None
+    """The last round with an alert or something active, this one included; None if there was none."""
+
+
+class AnomalyDetector:
+    """An output of the hub. It judges what is recorded and nothing else, so the log of a run brings it to the run's state."""
+
+    def __init__(self, log: Iterable[Mapping[str, Any]] = ()) -> None:
+        """`log`: the events so far of a run that goes on."""
+        self.engine = AlertEngine()
+        self.report = AnomalyReport(round_idx=-1)
+        """Of the last round that is over."""
+        self._raised: list[Alert] = []
+        for event in log:
+            self._observe(event)
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  the hub numbers what it hands out
+        self._observe(event)
+
+    def _observe(self, event: TelemetryEvent | Mapping[str, Any]) -> None:
+        kind, data, nonfinite = event_parts(event)
+        self._raised += self.engine.observe(kind, data, nonfinite)
+        if kind is TelemetryEventType.BATCH_COMPLETED:
+            round_idx, active = data["round_idx"], tuple(self.engine.active.values())
+            last = round_idx if active or self._raised else self.report.last_anomaly
+            self.report = AnomalyReport(round_idx=round_idx, raised=tuple(self._raised), active=active, last_anomaly=last)
+            self._raised = []
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+__all__ = ["AnomalyDetector", "AnomalyReport"]

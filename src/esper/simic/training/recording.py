@@ -1,0 +1,177 @@
+"""What a run tells about itself. The recorder reads the trainer's state and emits events; nothing it does comes back.
+
+It also listens to what is recorded, so that an anomaly raises the level of the rounds after it.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage
+from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.emitters import (
+    emit_action_distribution,
+    emit_attribution,
+    emit_batch_completed,
+    emit_cf_unavailable,
+    emit_checkpoint,
+    emit_episode_outcome,
+    emit_last_action,
+    emit_mask_hit_rates,
+    emit_ppo_update_event,
+    emit_reward_summary,
+    emit_run_ended,
+    emit_run_started,
+    emit_throughput,
+)
+from esper.simic.telemetry.telemetry_config import TelemetryLevel
+from esper.simic.training.env_factory import configure_slot_telemetry
+
+if TYPE_CHECKING:
+    from esper.nissa import TelemetryHub
+    from esper.simic.agent.ppo import PPOAgent
+    from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
+    from esper.simic.contracts import BatchSummary
+    from esper.simic.training.action_execution import ActionResult
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.vector_env import Observation, VectorEnv
+    from esper.simic.training.vectorized_trainer import Progress
+
+BASELINE_ROUNDS = 10
+"""A round's accuracy is compared with the mean of this many before it."""
+
+
+class RunRecorder:
+    """One run's storyteller."""
+
+    def __init__(self, hub: TelemetryHub, config: TrainingConfig, *,
+                 collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
+                 check_numerical_stability: Callable[[nn.Module, Tensor], StabilityReport]) -> None:
+        self.hub, self.config = hub, config
+        self.detector = AnomalyDetector()
+        self._collect_gradients, self._check_stability = collect_per_layer_gradients, check_numerical_stability
+        self._accuracies: list[float] = []  # of the epochs of this round, mean over envs
+        self._trained = 0.0  # seconds of this round, as of the last epoch
+        self._round_accuracies: list[float] = []
+        self._began = time.perf_counter()
+        self.hub.level = config.telemetry.level
+
+    @property
+    def next_seq(self) -> int:
+        return self.hub.next_seq
+
+    @property
+    def level(self) -> TelemetryLevel:
+        return TelemetryLevel(self.hub.level)
+
+    # -- the run ------------------------------------------------------------------------------------------------------------
+
+    def begin_run(self, env: VectorEnv) -> None:
+        config, rules = self.config, env.rules
+        family = config.reward_family.value
+        emit_run_started(self.hub, task=config.task, policy=config.policy, seed=config.seed, rounds=config.rounds,
+                         reward_mode=config.reward.mode.value if family == "contribution" else family, envs=config.envs,
+                         episode_length=rules.max_epochs, slots=rules.slot_config.slot_ids,
+                         host_params=env.groups[0].model.host_params)
+
+    def end_run(self, status: str, progress: Progress) -> None:
+        rounds = len(progress.history)
+        emit_run_ended(self.hub, status, rounds_completed=rounds, episodes_completed=rounds * self.config.envs,
+                       env_steps=sum(sum(s.action_counts.values()) for s in progress.history),
+                       seconds=time.perf_counter() - self._began)
+        self.hub.flush()
+
+    def begin_round(self, round_idx: int) -> None:
+        self.hub.round_idx = round_idx
+        self.hub.level = handle_telemetry_escalation(self.detector.report, self.config.telemetry)
+        self._accuracies, self._trained = [], 0.0
+
+    def begin_epoch(self, env: VectorEnv, epoch: int) -> None:
+        """Set what is recorded of the slots; what is measured does not change."""
+        telemetry = replace(self.config.telemetry, level=self.level)
+        for member in env.envs:
+            configure_slot_telemetry(member, telemetry, epoch, member.episode_idx * env.rules.max_epochs + epoch)
+
+    def end_round(self, env: VectorEnv, summary: BatchSummary, agent: PPOAgent | None, offered: Tensor,
+                  seconds: Mapping[str, float]) -> None:
+        """Outcomes and attributions of the envs, then the round as a whole, then what is wrong with it."""
+        for member, outcome in zip(env.envs, env.ledger.outcomes, strict=True):
+            if member.coalitions is not None and member.coalitions.slots:
+                emit_attribution(self.hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs)
+            emit_episode_outcome(self.hub, outcome, device=member.device)
+        emit_action_distribution(self.hub, dict(summary.action_counts), dict(summary.action_successes))
+        asked = len(env.envs) * env.rules.max_epochs
+        emit_mask_hit_rates(self.hub, {name: {"hits": asked - legal, "total": asked}
+                                       for name, legal in zip(OP_NAMES, offered.tolist(), strict=True)})
+        active = next((member for member in env.envs if member.active_slot is not None), None)
+        earlier = self._round_accuracies[-BASELINE_ROUNDS:]
+        emit_batch_completed(
+            self.hub, summary.round_idx, summary.episodes_completed, summary.mean_reward, summary.mean_accuracy,
+            fmean(self._accuracies), agent.learning_rate if agent else None, agent.entropy_coef if agent else None,
+            None if active is None else active.seed_stage.name, None if active is None else active.active_slot, self.level,
+            rounds=self.config.rounds, avg_committed_accuracy=summary.mean_committed_accuracy,
+            avg_objective=summary.mean_objective, avg_added_params=summary.mean_added_params, rollbacks=summary.rollbacks,
+            env_steps=summary.episodes_completed * env.rules.max_epochs, baseline_accuracy=fmean(earlier) if earlier else None,
+            seconds=sum(seconds.values()), phase_seconds=seconds)
+        self._round_accuracies.append(summary.mean_accuracy)
+        emit_anomaly_diagnostics(self.hub, self.detector.report, summary.round_idx, env.rules.max_epochs)
+        self.hub.flush()
+
+    # -- steps --------------------------------------------------------------------------------------------------------------
+
+    def step(self, env: VectorEnv, seen: Observation, step: PolicyStep, result: ActionResult,
+             seconds: Mapping[str, float]) -> None:
+        """One decision of every env, from three transfers: actions, probabilities of operations, confidences of heads."""
+        self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
+        for member in env.envs:
+            if member.env_idx in seen.panics and not math.isfinite(seen.panics[member.env_idx].loss):
+                emit_cf_unavailable(self.hub, member.env_idx, member.device, "the validation loss is not finite", epoch=seen.epoch)
+        if self.level < TelemetryLevel.NORMAL:
+            return
+        actions = step.actions.cpu().tolist()
+        op_probs = step.op_probs.cpu().tolist()
+        confidences = torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1).cpu().tolist()
+        legal = seen.masks.op.cpu().tolist()
+        each, self._trained = max(seconds["train"] - self._trained, 1e-9), seconds["train"]
+        for i, (member, outcome) in enumerate(zip(env.envs, result.outcomes, strict=True)):
+            *heads, log_prob, value = confidences[i]
+            group = env.group_of(member)
+            op = outcome.spec.op
+            emit_last_action(self.hub, member.env_idx, member.device, op.name, outcome.spec.slot_id, result.rewards[i],
+                             member.total_reward, dict(zip(OP_NAMES, legal[i], strict=True)), self.level,
+                             indices=actions[i] if op is not LifecycleOp.WAIT else None, outcome=outcome, log_prob=log_prob,
+                             value=value, op_probs=op_probs[i], confidences=heads, epoch=seen.epoch,
+                             seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT})
+            if (components := result.components[i]) is not None:
+                emit_reward_summary(self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch)
+            emit_throughput(self.hub, member.env_idx, member.device, group.batches / each, group.samples / each,
+                            None, epoch=seen.epoch)
+
+    def update(self, agent: PPOAgent, metrics: PPOUpdateMetrics) -> None:
+        """An update; at level debug with the health of the policy's layers, and after a skipped step with what was not finite."""
+        layers = self._collect_gradients(agent.policy.network) if self.level >= TelemetryLevel.DEBUG else None
+        stability = self._check_stability(agent.policy.network, torch.tensor(metrics.policy_loss)) if metrics.skipped_steps else None
+        emit_ppo_update_event(self.hub, metrics, layers, self.level, stability=stability)
+
+    def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
+        emit_checkpoint(self.hub, name, finished_rounds=progress.round_idx, finished_epochs=progress.epoch, best=best)
+        self.hub.flush()
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {"accuracies": self._accuracies, "round_accuracies": self._round_accuracies[-BASELINE_ROUNDS:],
+                "level": self.hub.level}
+
+    def load_state(self, state: Mapping[str, Any], round_idx: int) -> None:
+        self._accuracies, self._round_accuracies = list(state["accuracies"]), list(state["round_accuracies"])
+        self.hub.level, self.hub.round_idx = state["level"], round_idx

@@ -1,0 +1,182 @@
+"""`train_ppo_vectorized`: the public entry point. It turns a configuration into a run, hands that to the trainer and returns
+what comes of it. Collaborators are looked up in this module when a run is built, so they can be replaced here.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.amp as torch_amp
+
+from esper.leyline import EsperError, PolicyProtocol, SlotConfig, stream_seed
+from esper.nissa import RunDirectory, TelemetryHub, get_hub
+from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
+from esper.simic.agent.normalization import RewardNormalizer
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.contracts import BatchSummary
+from esper.simic.rewards import RewardEngine
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector
+from esper.simic.telemetry.debug_telemetry import check_numerical_stability
+from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
+from esper.simic.training.checkpoint import CheckpointStore, agent_part, find_checkpoint, read_checkpoint, restore
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.recording import RunRecorder
+from esper.simic.training.vector_env import VectorEnv
+from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
+from esper.tamiyo.features import BASE_DIM, SLOT_DIM, schema
+from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.network import TamiyoNetwork
+from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.scripted import AlwaysWait, RandomValid
+from esper.tolaria import validate_device
+
+if TYPE_CHECKING:
+    from esper.runtime.tasks import TaskSpec
+
+AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_stop = threading.Event()
+
+
+def request_stop() -> None:
+    """Ask the run of this process to stop after the epoch it is in; safe in a signal handler."""
+    _stop.set()
+
+
+def stop_requested() -> bool:
+    return _stop.is_set()
+
+
+def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSummary]]:
+    """Train as `TrainingConfig(**fields)` says. Returns the agent (None where the policy does not learn) and one summary per
+    round. A caller with a config writes `train_ppo_vectorized(**config.to_train_kwargs())`."""
+    config = TrainingConfig(**fields)
+    from esper.runtime.tasks import get_task_spec
+
+    task = resolve_task(config, get_task_spec(config.task))
+    try:
+        with open_trainer(config, task, get_hub()) as trainer:
+            return trainer.run()
+    finally:
+        _stop.clear()
+
+
+def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
+    """The task with what the config says otherwise."""
+    changes: dict[str, Any] = {name: value for name in (
+        "episode_length", "batch_size", "steps_per_epoch", "val_size", "population") if (value := getattr(config, name)) is not None}
+    if config.slots is not None:
+        changes["slots"] = SlotConfig.from_ids(config.slots).slot_ids
+    if config.permissive_gates is not None:
+        changes["gates"] = replace(task.gates, permissive=config.permissive_gates)
+    if config.auto_forward_gates is not None:
+        changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
+    task = replace(task, incubation=config.incubation, **changes)
+    if config.rollout_length is not None and config.rollout_length > task.episode_length:
+        raise EsperError(f"config: rollout_length {config.rollout_length} exceeds the task's episode_length {task.episode_length}")
+    if config.amp == "fp16" and task.population != 1:
+        raise EsperError(f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
+                         "several networks; allowed: population 1, or amp bf16")
+    return task
+
+
+@contextmanager
+def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> Iterator[VectorizedPPOTrainer]:
+    """A trainer with its run directory, if it has one, attached to the hub; resumed where the config says so."""
+    directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
+    checkpoint = None if config.resume is None else find_checkpoint(config.resume, directory)
+    stored = None if checkpoint is None else read_checkpoint(checkpoint, config)
+    trainer = build_trainer(config, task, hub, stored)
+    with ExitStack() as cleanup:
+        if directory is not None:
+            run = (RunDirectory.create(directory, config=config.to_json()) if stored is None
+                   else RunDirectory.resume(directory, stored[1]["seq"]))
+            trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
+            trainer.recorder.detector = AnomalyDetector(run.events())
+            cleanup.enter_context(hub.attached(*run.outputs()))
+        cleanup.enter_context(hub.attached(trainer.recorder.detector))
+        if stored is None:
+            trainer.recorder.begin_run(trainer.env)
+        else:
+            assert checkpoint is not None
+            restore(trainer, *stored, checkpoint)
+        yield trainer
+
+
+def build_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub,
+                  stored: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None) -> VectorizedPPOTrainer:
+    """Networks, data, policy, rewards and recorder of one run, wired together."""
+    devices = [str(validate_device(device, require_index=True)) for device in config.devices]
+    rewards = RewardEngine(config.reward, task.objective, gamma=config.ppo.gamma, num_envs=config.envs,
+                           family=config.reward_family, loss=config.loss_reward)
+    env = build_env(config, task, hub, devices, rewards)
+    agent = build_agent(config, env, devices[0], stored) if config.policy == "ppo" else None
+    recorder = RunRecorder(hub, config, collect_per_layer_gradients=collect_per_layer_gradients,
+                           check_numerical_stability=check_numerical_stability)
+    trainer = VectorizedPPOTrainer(RunContext(
+        config=config, env=env, agent=agent, policy=agent.policy if agent is not None else build_policy(config),
+        rewards=rewards, normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(), recorder=recorder, store=None,
+        stop=stop_requested))
+    env.rules = replace(env.rules, charge=trainer.charge)
+    return trainer
+
+
+class Unscaled(RewardNormalizer):
+    """Leaves rewards as they are."""
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+
+def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine) -> VectorEnv:
+    """Populations on the devices in turn, one stream each, and the batches for them."""
+    size = task.population
+    ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
+    places = [devices[i % len(devices)] for i in range(len(ids))]
+    data = load_dataset(task.dataset, config.data_root)
+    split = validation_split(data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block)
+    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,
+                                  rows=[size] * len(ids), devices=places)
+    groups = [create_env_group(task, members, population=size, device=place, root_seed=config.seed, governor=config.governor,
+                               hub=hub, stream=torch.cuda.Stream(place) if place.startswith("cuda") else None,
+                               autocast=autocast_for(config, place), loss_scaling=config.amp == "fp16")
+              for members, place in zip(ids, places, strict=True)]
+    rules = replace(action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds), reward=rewards,
+                    rollback_reward=rewards.rollback)
+    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), rules)
+
+
+def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """The precision in which a device's networks run their forward passes."""
+    if config.amp == "off":
+        return nullcontext
+    return partial(torch_amp.autocast, device.split(":")[0], dtype=AMP_TYPES[config.amp])
+
+
+def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
+                state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None) -> PPOAgent:
+    """A new agent from the seed's own stream, or the one in a checkpoint."""
+    if state is not None:
+        return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), config=config.ppo,
+                                   device=device, origin="checkpoint")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(config.seed, "policy"))
+        network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
+    policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
+    return PPOAgent(policy, config.ppo, num_envs=config.envs, num_steps=config.rollout_length or env.rules.max_epochs,
+                    num_slots=env.rules.slot_config.num_slots, seed=config.seed)
+
+
+def build_policy(config: TrainingConfig) -> PolicyProtocol:
+    """A policy that does not learn."""
+    if config.policy == "heuristic":
+        return Heuristic(config.heuristic, config.envs)
+    return RandomValid(config.seed, range(config.envs)) if config.policy == "random" else AlwaysWait()

@@ -1,0 +1,268 @@
+"""The training loop: many growing networks side by side, one policy that decides for all of them and learns from it.
+
+`VectorizedPPOTrainer.run` reads top to bottom: rounds of epochs, each epoch the phases TRAIN, VALIDATE, SENSE, DECIDE, ACT
+and RECORD, then the update. Whatever is only watched goes through the recorder and never comes back.
+
+E envs, S slots.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from esper.leyline import (
+    PHASES,
+    EpisodeOutcome,
+    LifecycleOp,
+    PolicyObservation,
+    PolicyProtocol,
+    PolicyStep,
+    stack_reports,
+    stream_seed,
+)
+from esper.simic.contracts import BatchSummary
+from esper.simic.seed_management import run_ppo_updates
+from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.tamiyo.policy import action_uniforms
+from esper.tamiyo.scripted import Memoryless, RandomValid
+
+if TYPE_CHECKING:
+    from esper.simic.agent.normalization import RewardNormalizer
+    from esper.simic.agent.ppo import PPOAgent
+    from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
+    from esper.simic.rewards import RewardEngine
+    from esper.simic.training.action_execution import ActionResult
+    from esper.simic.training.checkpoint import CheckpointStore
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.recording import RunRecorder
+    from esper.simic.training.vector_env import Observation, VectorEnv
+
+
+
+@dataclass(slots=True, kw_only=True)
+class RunContext:
+    """Everything a run is made of; the entry point builds it."""
+
+    config: TrainingConfig
+    env: VectorEnv
+    agent: PPOAgent | None
+    """None where the policy does not learn."""
+    policy: PolicyProtocol
+    rewards: RewardEngine
+    normalizer: RewardNormalizer
+    recorder: RunRecorder
+    store: CheckpointStore | None
+    """None keeps nothing."""
+    stop: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is. Rounds and epochs count from 0 and name what is finished."""
+
+    round_idx: int = 0
+    epoch: int = 0
+    """Finished epochs of the current round; 0 between rounds."""
+    history: list[BatchSummary] = field(default_factory=list)
+    best: float = float("-inf")
+    """Highest mean objective of a round for which the policy was kept."""
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What one round has decided so far."""
+
+    offered: Tensor  # [6] steps at which an op was legal
+    counts: dict[str, int]
+    successes: dict[str, int]
+    rewards: list[float] = field(default_factory=list)
+    """Every raw reward and penalty, for the normaliser."""
+    updates: list[PPOUpdateMetrics] = field(default_factory=list)
+
+    @classmethod
+    def none(cls) -> Decisions:
+        names = [op.name for op in LifecycleOp]
+        return cls(torch.zeros(len(names), dtype=torch.int64), dict.fromkeys(names, 0), dict.fromkeys(names, 0))
+
+
+class VectorizedPPOTrainer:
+    """One run. Everything it does depends on the config and its seed alone."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context, self.config, self.env, self.agent = context, context.config, context.env, context.agent
+        self.recorder = context.recorder
+        self.progress = Progress()
+        self.decisions = Decisions.none()
+        self.max_epochs = self.env.rules.max_epochs
+        self.rollout_length = self.config.rollout_length or self.max_epochs
+        self.device = torch.device("cpu") if self.agent is None else self.agent.policy.device
+        self.num_envs = len(self.env.envs)
+        self.hidden = context.policy.initial_hidden(self.num_envs)
+        self.reset = self._flags(True)
+        self.stopped = False
+        self._uniforms = torch.empty(0)
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
+        """Train to the end of the run, or of round `until`; a stop is honoured after the epoch it comes in."""
+        last = self.config.rounds if until is None else until
+        while self.progress.round_idx < last and not self.stopped:
+            if self.progress.epoch == 0:
+                self.begin_round()
+            while self.progress.epoch < self.max_epochs and not self.stopped:
+                epoch = self.progress.epoch + 1
+                self.recorder.begin_epoch(self.env, epoch)
+                with self._timed("train"):
+                    self.env.train_epoch(epoch)
+                with self._timed("validate"):
+                    self.env.validate(epoch)
+                with self._timed("sense"):
+                    seen = self.env.sense(epoch)
+                    obs = batch_signals_to_features(seen.signals, seen.table, self.env.envs, self.device)
+                with self._timed("decide"):
+                    step = self._decide(seen, obs)
+                    actions = step.actions.cpu().tolist()
+                with self._timed("act"):
+                    result = self.env.act(seen, actions, cut_after=self._cut_after(epoch))
+                with self._timed("record"):
+                    self._record(seen, obs, step, result)
+                    self.recorder.step(self.env, seen, step, result, self._seconds)
+                if result.truncated_bootstrap_targets or epoch == self.max_epochs:
+                    with self._timed("update"):
+                        self._update(result)
+                self.progress.epoch = epoch
+                if epoch < self.max_epochs:
+                    self._heed_stop()
+            if not self.stopped:
+                self._end_round()
+        if self.progress.round_idx == self.config.rounds and not self.stopped:
+            self._finish()
+        return self.agent, self.progress.history
+
+    # -- rounds -------------------------------------------------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """Fresh networks, memories and counts."""
+        episode = self.progress.round_idx
+        self.recorder.begin_round(episode)
+        self.env.begin_round(episode)
+        for env in self.env.envs:
+            self.context.rewards.begin_episode(env.env_idx)
+        if isinstance(self.context.policy, Memoryless):
+            self.context.policy.begin(self.num_envs)
+        self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
+        self.decisions = Decisions.none()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.draw_uniforms()
+        if self.agent is not None:
+            self.agent.begin_rollout(self.agent.initial_hidden())
+
+    def draw_uniforms(self) -> None:
+        """The round's random numbers for acting, [E, epochs, 8], from each env's own stream."""
+        envs = [env.env_idx for env in self.env.envs]
+        self._uniforms = action_uniforms(self.env.rules.root_seed, self.progress.round_idx, envs, self.max_epochs)
+
+    def _end_round(self) -> None:
+        progress, decisions = self.progress, self.decisions
+        summary = self._summary(self.env.ledger.outcomes)
+        progress.history.append(summary)
+        self.context.normalizer.update(decisions.rewards)
+        self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self._seconds)
+        progress.round_idx, progress.epoch = progress.round_idx + 1, 0
+        if progress.round_idx < self.config.rounds:
+            every = self.config.checkpoint_every
+            if every and progress.round_idx % every == 0:
+                self._save()
+            self._heed_stop()
+
+    def _finish(self) -> None:
+        self._save()
+        self.recorder.end_run("finished", self.progress)
+
+    def _summary(self, outcomes: list[EpisodeOutcome]) -> BatchSummary:
+        return BatchSummary(
+            round_idx=self.progress.round_idx, episodes_completed=(self.progress.round_idx + 1) * self.num_envs,
+            mean_accuracy=fmean(o.final_accuracy for o in outcomes),
+            mean_committed_accuracy=fmean(o.committed_accuracy for o in outcomes),
+            mean_objective=fmean(o.objective for o in outcomes), mean_reward=fmean(o.total_reward for o in outcomes),
+            mean_added_params=fmean(o.added_params for o in outcomes), rollbacks=sum(o.rollbacks for o in outcomes),
+            action_counts=self.decisions.counts, action_successes=self.decisions.successes)
+
+    # -- phases -------------------------------------------------------------------------------------------------------------
+
+    def _decide(self, seen: Observation, obs: PolicyObservation) -> PolicyStep:
+        if self.agent is not None:
+            return self.agent.act(obs, self.hidden, seen.masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset)
+        if isinstance(self.context.policy, RandomValid):  # counted by epoch, so that a resumed run draws the same
+            seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
+            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, seen.masks)
+        return self.context.policy.act(obs, self.hidden, seen.masks)
+
+    def _record(self, seen: Observation, obs: PolicyObservation, step: PolicyStep, result: ActionResult) -> None:
+        """One column of the rollout, and the round's counts."""
+        decisions, normalizer = self.decisions, self.context.normalizer
+        decisions.offered += seen.masks.op.sum(0).cpu()
+        decisions.rewards += result.rewards
+        for outcome, valid in zip(result.outcomes, result.valid, strict=True):
+            decisions.counts[outcome.spec.op.name] += valid
+            decisions.successes[outcome.spec.op.name] += outcome.executed
+        valid = torch.tensor(result.valid, device=self.device)
+        if self.agent is not None:
+            reward = torch.tensor([normalizer.normalize(reward) for reward in result.rewards], device=self.device)
+            self.agent.record(obs, seen.masks, step, reward=reward, terminal=self._flags(seen.epoch == self.max_epochs),
+                              reset=self.reset, valid=valid)
+        self.hidden, self.reset = step.hidden, ~valid
+
+    def charge(self, env_idx: int, amount: float) -> None:
+        """A rollback's price, at the moment of panic: on the env's last stored row, which it ends."""
+        self.decisions.rewards.append(amount)
+        if self.agent is not None:
+            self.agent.buffer.add_penalty(env_idx, self.context.normalizer.normalize(amount))
+
+    def _update(self, result: ActionResult) -> None:
+        """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the value head."""
+        if self.agent is None:
+            return
+        if targets := result.truncated_bootstrap_targets:
+            table = stack_reports(result.post_action_slot_reports, self.env.rules.slot_config)
+            obs = batch_signals_to_features(result.post_action_signals, table, self.env.envs, self.device)
+            values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
+            last = self.agent.buffer.length - 1
+            self.agent.buffer.truncate([(env_idx, last) for env_idx, _ in targets], values)
+        metrics = run_ppo_updates(self.agent, 1, [], None, self.config.ppo.bf16)
+        self.decisions.updates.append(metrics)
+        self.recorder.update(self.agent, metrics)
+        if targets:
+            assert self.hidden is not None, "a learning policy has a memory"
+            self.agent.begin_rollout(self.hidden)
+
+    def _cut_after(self, epoch: int) -> bool:
+        return epoch % self.rollout_length == 0 and epoch < self.max_epochs
+
+    # -- stops --------------------------------------------------------------------------------------------------------------
+
+    def _heed_stop(self) -> None:
+        if self.context.stop():
+            self.stopped = True
+            self._save(announce=False)
+            self.recorder.end_run("stopped", self.progress)
+
+    def _save(self, *, announce: bool = True) -> None:
+        if self.context.store is not None:
+            self.context.store.save(self, announce=announce)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[phase] += time.perf_counter() - start
+
+    def _flags(self, value: bool) -> Tensor:
+        return torch.full((self.num_envs,), value, device=self.device)
