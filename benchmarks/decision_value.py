@@ -4,9 +4,10 @@ A schedule plants up to three seeds (slot, blueprint, epoch), blends each as soo
 as it holds and its leave-one-out contribution is known: one operation per network and epoch, as a policy has it. Networks of
 one env share initial weights, batches and the weights of their first, second, third seed, whatever their schedule.
 
-`python -m benchmarks.decision_value` searches a grid of schedules on a few envs, then compares what it picked on fresh ones. For
-a task that draws conditions it adds the oracle: for each drawn condition the schedule that was best on some envs, judged on
-another. Prints Markdown and writes JSON; every difference is paired, every interval is 95 %.
+`python -m benchmarks.decision_value` screens a grid of schedules on few envs, measures the best of them on more, and judges
+what it chose on envs that had no part in the choice. For a task that draws conditions it asks, beside the best schedule for all
+envs, for the best one for each pattern of crippled blocks: the difference is what a policy could gain by looking. Prints
+Markdown and writes JSON; every difference is paired, every interval is 95 %.
 """
 from __future__ import annotations
 
@@ -16,10 +17,8 @@ import json
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,10 @@ TEMPO = 3
 CHUNK = 64
 """Networks per population."""
 EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
-CONFIRM, CONDITION = 1000, 2000
-"""First env of the confirmation, and of the oracle: never those of the search."""
+SCREEN, NARROW, JUDGE = 0, 100_000, 200_000
+"""First envs of the three parts: no env has a part in two of them."""
+LOOK = 3
+"""An epoch by which a policy has seen what is wrong (benchmarks/probe.py)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -64,17 +65,15 @@ class Result:
     wasted: int
 
 
-def run(task: TaskSpec, split: Split, pairs: Sequence[Pair], *, root: int = 0, episode: int = 0,
-        conditions: Mapping[int, Condition] | None = None) -> list[Result]:
-    """One episode of each (plan, env); envs draw their conditions unless these are given."""
+def run(task: TaskSpec, split: Split, pairs: Iterable[Pair], *, root: int = 0, episode: int = 0) -> dict[Pair, Result]:
+    """One episode of each (plan, env)."""
     found: dict[Pair, Result] = {}
     order = sorted(set(pairs), key=growth_order)
     for at in range(0, len(order), CHUNK):
         part = order[at:at + CHUNK]
-        envs = sorted({env for _, env in part})
-        drawn = {env: draw_condition(task, root, episode, env) if conditions is None else conditions[env] for env in envs}
+        drawn = {env: draw_condition(task, root, episode, env) for env in sorted({env for _, env in part})}
         found |= zip(part, _run(task, split, part, drawn, root, episode), strict=True)
-    return [found[pair] for pair in pairs]
+    return found
 
 
 def growth_order(pair: Pair) -> tuple[str, str]:
@@ -123,7 +122,10 @@ Step = tuple[LifecycleOp, str, str]
 
 
 def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) -> Step | None:
-    """The schedule's next operation: fossilize first, then advance, then plant what is due."""
+    """The schedule's next operation: plant what is due, then fossilize, then advance, as tamiyo's FixedSchedule does."""
+    for planting in schedule[model.germinations[row]:]:
+        if planting.epoch <= epoch:
+            return LifecycleOp.GERMINATE, planting.slot, planting.blueprint
     reports = model.reports(row)
     for slot, report in reports.items():
         if report.can_fossilize:
@@ -131,9 +133,6 @@ def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) 
     for slot, report in reports.items():
         if report.can_advance:
             return LifecycleOp.ADVANCE, slot, ""
-    for planting in schedule[model.germinations[row]:]:
-        if planting.epoch <= epoch:
-            return LifecycleOp.GERMINATE, planting.slot, planting.blueprint
     return None
 
 
@@ -203,21 +202,93 @@ def conclude(task: TaskSpec, model: MorphogeneticModel, row: int, accuracy: floa
     return Result(value, accuracy, added, wasted)
 
 
-# -- the study ---------------------------------------------------------------------------------------------------------------
+# -- the search --------------------------------------------------------------------------------------------------------------
+
+Pattern = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which schedule has the highest (or lowest) J or accuracy, over all envs or those with one pattern of crippled blocks?"""
+
+    label: str
+    measure: str = "value"
+    sign: int = 1
+    pattern: Pattern | None = None
+    earliest: int = 1
+    """Schedules that plant before this epoch are no answer."""
+    keep: int = 12
+    """Finalists."""
+
+    def finalists(self, found: Mapping[Pair, Result], plans: Sequence[Schedule], envs: Mapping[Pattern, Sequence[int]],
+                  keep: int) -> list[Schedule]:
+        """The best of the plans that met all of these envs, best first."""
+        met = self.envs(envs)
+        scores = {plan: statistics.mean(self.sign * getattr(found[plan, env], self.measure) for env in met)
+                  for plan in plans if all((plan, env) in found for env in met) and all(p.epoch >= self.earliest for p in plan)}
+        return sorted(scores, key=lambda plan: (-scores[plan], str(plan)))[:keep]
+
+    def envs(self, envs: Mapping[Pattern, Sequence[int]]) -> list[int]:
+        return [env for pattern in envs if self.pattern in (None, pattern) for env in envs[pattern]]
 
 
 def grid(task: TaskSpec, size: int) -> list[Schedule]:
-    """Schedules of one, two and three seeds in different slots: every single seed, and evenly spaced ones of the others."""
-    starts = range(1, task.episode_length - 8, 2)
-    kinds: list[list[Schedule]] = []
+    """About `size` schedules, a third each of one, two and three seeds in different slots: as many as fit of those that start
+    at once, and evenly spaced ones of those that start later."""
+    chosen: list[Schedule] = []
     for count in (1, 2, 3):
-        kinds.append([tuple(Planting(start + i, *place) for i, place in enumerate(zip(slots, blueprints, strict=True)))
-                      for slots in itertools.combinations(task.slots, count)
-                      for blueprints in itertools.product(task.blueprints, repeat=count) for start in starts])
-    chosen, share = kinds[0], (size - len(kinds[0])) // 2
-    for kind in kinds[1:]:
-        chosen = [*chosen, *(kind[i * len(kind) // share] for i in range(min(share, len(kind))))]
+        by_start = [[tuple(Planting(start + i, *place) for i, place in enumerate(zip(slots, blueprints, strict=True)))
+                     for slots in itertools.combinations(task.slots, count)
+                     for blueprints in itertools.product(task.blueprints, repeat=count)]
+                    for start in range(1, task.episode_length - 8, 2)]
+        early = spaced(by_start[0], size // 4)
+        chosen += early + spaced([plan for plans in by_start[1:] for plan in plans], size // 3 - len(early))
     return chosen
+
+
+def spaced(plans: Sequence[Schedule], count: int) -> list[Schedule]:
+    count = min(count, len(plans))
+    return [plans[i * len(plans) // count] for i in range(count)]
+
+
+def envs_by_pattern(task: TaskSpec, first: int, count: int) -> dict[Pattern, list[int]]:
+    """So many envs of each pattern that the task can draw; of a single one where it draws nothing."""
+    blocks = len(draw_condition(task, 0, 0, first).crippled)
+    patterns = [(False,) * blocks] if task.conditions is None else list(itertools.product((False, True), repeat=blocks))
+    found: dict[Pattern, list[int]] = {pattern: [] for pattern in patterns}
+    for env in itertools.count(first):
+        mine = found[draw_condition(task, 0, 0, env).crippled]
+        if len(mine) < count:
+            mine.append(env)
+        elif all(len(envs) == count for envs in found.values()):
+            return found
+    raise AssertionError("unreachable")
+
+
+def questions(task: TaskSpec) -> list[Question]:
+    asked = [Question("best J"), Question("worst J", sign=-1, keep=4), Question("best accuracy", "accuracy", keep=4),
+             Question("worst accuracy", "accuracy", sign=-1, keep=4)]
+    if task.conditions is not None:
+        for pattern in envs_by_pattern(task, SCREEN, 1):
+            marks = "".join("01"[crippled] for crippled in pattern)
+            asked += [Question(f"oracle {marks}", pattern=pattern),
+                      Question(f"oracle {marks} from epoch {LOOK}", pattern=pattern, earliest=LOOK, keep=6)]
+    return asked
+
+
+def search(task: TaskSpec, split: Split, plans: Sequence[Schedule], asked: Sequence[Question], *, screen: int,
+           narrow: int) -> dict[Question, Schedule]:
+    """Successive halving: every plan on `screen` envs of each pattern, each question's finalists on `narrow` more."""
+    envs, more = envs_by_pattern(task, SCREEN, screen), envs_by_pattern(task, NARROW, narrow)
+    found = run(task, split, [(plan, env) for plan in plans for part in envs.values() for env in part])
+    finalists = {question: question.finalists(found, plans, envs, question.keep) for question in asked}
+    again = {(plan, env) for question, kept in finalists.items() for plan in kept for env in question.envs(more)}
+    found |= run(task, split, again)
+    both = {pattern: [*envs[pattern], *more[pattern]] for pattern in envs}
+    return {question: question.finalists(found, kept, both, 1)[0] for question, kept in finalists.items()}
+
+
+# -- the judgement -----------------------------------------------------------------------------------------------------------
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -238,101 +309,72 @@ def show(values: Sequence[float], scale: float = 100) -> str:
     return f"{scale * mean:.1f} ± {scale * half:.1f}"
 
 
-def study(task: TaskSpec, split: Split, found: Mapping[Plan, Sequence[Result]], confirm: int) -> dict[str, Any]:
-    """Compare what the search found best and worst with static and random growth, on fresh envs."""
-    by_value = sorted(found.keys() - {STATIC}, key=lambda plan: (statistics.mean(r.value for r in found[plan]), str(plan)))
-    by_accuracy = sorted(by_value, key=lambda plan: statistics.mean(r.accuracy for r in found[plan]))
-    picked: dict[str, Plan] = {"static": STATIC, "random": RANDOM, "best J": by_value[-1], "worst J": by_value[0],
-              "best accuracy": by_accuracy[-1], "worst accuracy": by_accuracy[0]}
-    results = tabulate(task, split, list(dict.fromkeys(picked.values())), range(CONFIRM, CONFIRM + confirm))
+def compare(task: TaskSpec, split: Split, plans: Mapping[str, Plan], envs: Sequence[int]) -> dict[str, Any]:
+    """Static and random growth beside what the search chose for all envs."""
+    found = run(task, split, [(plan, env) for plan in {*plans.values()} for env in envs])
+    results = {label: [found[plan, env] for env in envs] for label, plan in plans.items()}
     print("| plan | schedule | J | J − static | accuracy | added parameters |\n|---|---|---|---|---|---|")
-    for label, plan in picked.items():
-        rows = results[plan]
-        gain = show([r.value - s.value for r, s in zip(rows, results[STATIC], strict=True)]) if plan else ""
-        print(f"| {label} | {name(plan)} | {show([r.value for r in rows])} | {gain} | {show([r.accuracy for r in rows])} | "
-              f"{statistics.mean(r.added for r in rows):.0f} |")
-    extremes = zip(results[by_accuracy[-1]], results[by_accuracy[0]], strict=True)
+    for label, rows in results.items():
+        gain = show([r.value - s.value for r, s in zip(rows, results["static"], strict=True)]) if label != "static" else ""
+        print(f"| {label} | {name(plans[label])} | {show([r.value for r in rows])} | {gain} | "
+              f"{show([r.accuracy for r in rows])} | {statistics.mean(r.added for r in rows):.0f} |")
+    extremes = zip(results["best accuracy"], results["worst accuracy"], strict=True)
     spread = [best.accuracy - worst.accuracy for best, worst in extremes]
     print(f"\nBest − worst schedule in accuracy: **{show(spread)} points**.", flush=True)
     return {"spread_accuracy": interval(spread), "plans": {
-        label: {"schedule": name(plan), "results": [asdict(r) for r in results[plan]]} for label, plan in picked.items()}}
+        label: {"schedule": name(plans[label]), "results": [asdict(r) for r in rows]} for label, rows in results.items()}}
 
 
-def tabulate(task: TaskSpec, split: Split, plans: Sequence[Plan], envs: Sequence[int],
-             conditions: Mapping[int, Condition] | None = None) -> dict[Plan, list[Result]]:
-    results = iter(run(task, split, [(plan, env) for plan in plans for env in envs], conditions=conditions))
-    return {plan: [next(results) for _ in envs] for plan in plans}
-
-
-def oracle(task: TaskSpec, split: Split, plans: Sequence[Plan], *, conditions: int, repeats: int) -> dict[str, Any]:
-    """Per drawn condition: choose on all envs but one, judge on that one, each in turn. The single schedule is chosen in the
-    same way, over all conditions."""
-    drawn = [draw_condition(task, 0, 0, CONDITION + i) for i in range(conditions)]
-    envs = {CONDITION + i * repeats + k: condition for i, condition in enumerate(drawn) for k in range(repeats)}
-    results = tabulate(task, split, plans, list(envs), envs)
-    value = np.array([[r.value for r in results[plan]] for plan in plans]).reshape(len(plans), conditions, repeats)
-    best, single = np.zeros((2, conditions, repeats))
-    for k in range(repeats):
-        known = np.delete(value, k, axis=2).mean(2)
-        best[:, k] = value[known.argmax(0), np.arange(conditions), k]
-        single[:, k] = value[known.mean(1).argmax(), :, k]
-    margin = (best - single).mean(1).tolist()
-    print(f"\nOracle over {len(plans)} schedules, {conditions} drawn conditions × {repeats} envs, chosen on {repeats - 1} and "
-          f"judged on the other: J {show(best.mean(1).tolist())}; best single schedule "
-          f"({name(plans[int(value.mean((1, 2)).argmax())])}) {show(single.mean(1).tolist())}; static "
-          f"{show(value[plans.index(STATIC)].mean(1).tolist())}; oracle − best single **{show(margin)} points of J**.\n")
-    print("| crippled blocks | conditions | J static | J best single | J oracle | best on all envs |\n|---|---|---|---|---|---|")
-    choice = value.mean(2).argmax(0)
-    for pattern in sorted({c.crippled for c in drawn}):
-        at = [i for i, c in enumerate(drawn) if c.crippled == pattern]
-        chosen = Counter(name(plans[choice[i]]) for i in at).most_common()
-        print(f"| {''.join('01'[c] for c in pattern)} | {len(at)} | {100 * value[plans.index(STATIC), at].mean():.1f} | "
-              f"{100 * single[at].mean():.1f} | {100 * best[at].mean():.1f} | "
-              f"{', '.join(f'{plan} ({count})' for plan, count in chosen)} |", flush=True)
-    return {"margin": interval(margin), "conditions": [asdict(c) for c in drawn], "plans": [name(p) for p in plans],
-            "value": value.tolist()}
-
-
-def shortlist(found: Mapping[Plan, Sequence[Result]], size: int) -> list[Plan]:
-    """Static, the best on average, and the best of each env of the search, as far as there is room."""
-    value = {plan: np.array([r.value for r in results]) for plan, results in found.items()}
-    average = sorted(value, key=lambda plan: -value[plan].mean())
-    # One env's result is mostly luck, so the average has a say in each env's ranking.
-    by_env = [sorted(value, key=partial(_rank, value, env)) for env in range(len(value[STATIC]))]
-    ranked = [STATIC, *average[:size // 4], *(plan for place in zip(*by_env, strict=True) for plan in place)]
-    return list(dict.fromkeys(ranked))[:size]
-
-
-def _rank(value: Mapping[Plan, np.ndarray], env: int, plan: Plan) -> float:
-    return -float(value[plan][env] + 0.25 * value[plan].mean())
+def oracle(task: TaskSpec, split: Split, chosen: Mapping[Question, Schedule], envs: Sequence[int]) -> dict[str, Any]:
+    """Envs as they are drawn: the schedule chosen for an env's pattern against the one chosen for all."""
+    pattern = {env: draw_condition(task, 0, 0, env).crippled for env in envs}
+    by_pattern = {(q.pattern, q.earliest): plan for q, plan in chosen.items() if q.pattern is not None}
+    single = next(plan for q, plan in chosen.items() if q.label == "best J")
+    plans: dict[str, dict[int, Schedule]] = {
+        "static": dict.fromkeys(envs, STATIC), "best single": dict.fromkeys(envs, single),
+        "oracle": {env: by_pattern[pattern[env], 1] for env in envs},
+        f"oracle from epoch {LOOK}": {env: by_pattern[pattern[env], LOOK] for env in envs}}
+    found = run(task, split, {(plan, env) for by_env in plans.values() for env, plan in by_env.items()})
+    value = {label: np.array([found[plan, env].value for env, plan in by_env.items()]) for label, by_env in plans.items()}
+    print(f"\n| crippled | envs | {' | '.join(f'J {label}' for label in plans)} | chosen |\n|---|---|{'---|' * (len(plans) + 1)}")
+    for crippled in [*sorted({*pattern.values()}), None]:
+        at = [i for i, env in enumerate(envs) if crippled in (None, pattern[env])]
+        cells = " | ".join(show(value[label][at].tolist()) for label in plans)
+        marks = "all" if crippled is None else "".join("01"[c] for c in crippled)
+        print(f"| {marks} | {len(at)} | {cells} | {name(single if crippled is None else by_pattern[crippled, 1])} |")
+    margins = {label: (value[label] - value["best single"]).tolist() for label in plans if label.startswith("oracle")}
+    for label, margin in margins.items():
+        print(f"\n{label} − best single: **{show(margin)} points of J**.", flush=True)
+    return {"margins": {label: interval(margin) for label, margin in margins.items()},
+            "crippled": [list(pattern[env]) for env in envs], "value": {label: v.tolist() for label, v in value.items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
-    parser.add_argument("--schedules", type=int, default=208, help="size of the grid")
-    parser.add_argument("--search", type=int, default=1, help="envs of the search; twelve times as many with conditions")
-    parser.add_argument("--confirm", type=int, default=16, help="fresh envs of the comparison")
-    parser.add_argument("--candidates", type=int, default=14, help="schedules that the oracle may choose from")
-    parser.add_argument("--conditions", type=int, default=28, help="drawn conditions of the oracle")
-    parser.add_argument("--repeats", type=int, default=4, help="envs per condition")
+    parser.add_argument("--schedules", type=int, default=240, help="size of the grid")
+    parser.add_argument("--screen", type=int, default=2, help="envs of each pattern that meet the whole grid")
+    parser.add_argument("--narrow", type=int, default=6, help="envs of each pattern that meet the finalists")
+    parser.add_argument("--judge", type=int, default=32, help="fresh envs of the comparison")
+    parser.add_argument("--oracle", type=int, default=192, help="fresh envs of the oracle")
     parser.add_argument("--out", type=Path, default=Path("decision_value.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     reports = []
     for task in map(get_task_spec, options.tasks):
-        start, shifts = time.perf_counter(), task.conditions is not None
+        start = time.perf_counter()
         split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-        plans, envs = grid(task, options.schedules), options.search * (12 if shifts else 1)
-        print(f"\n**{task.name}**: {len(plans)} schedules searched on {envs} envs, compared on {options.confirm} others; host "
-              f"{task.host_params} parameters, λ {task.objective.size_price}, κ {task.objective.waste_price}\n", flush=True)
-        found = tabulate(task, split, [STATIC, *plans], range(envs))
-        report = {"task": task.name, "search_envs": envs, "confirm_envs": options.confirm,
-                  "grid": {name(plan): [asdict(r) for r in results] for plan, results in found.items()},
-                  **study(task, split, found, options.confirm)}
-        if shifts:
-            report["oracle"] = oracle(task, split, shortlist(found, options.candidates), conditions=options.conditions,
-                                      repeats=options.repeats)
+        plans, asked = [STATIC, *grid(task, options.schedules)], questions(task)
+        print(f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, finalists on "
+              f"{options.narrow} more, judged on {options.judge} others; host {task.host_params} parameters, "
+              f"λ {task.objective.size_price}, κ {task.objective.waste_price}\n", flush=True)
+        chosen = search(task, split, plans, asked, screen=options.screen, narrow=options.narrow)
+        picked: dict[str, Plan] = {"static": STATIC, "random": RANDOM,
+                                   **{q.label: plan for q, plan in chosen.items() if q.pattern is None}}
+        report = {"task": task.name, "grid": len(plans), "chosen": {q.label: name(plan) for q, plan in chosen.items()},
+                  **compare(task, split, picked, range(JUDGE, JUDGE + options.judge))}
+        if task.conditions is not None:
+            report["oracle"] = oracle(task, split, chosen, range(JUDGE, JUDGE + options.oracle))
         report["seconds"] = time.perf_counter() - start
         print(f"\n{report['seconds']:.0f} s", flush=True)
         reports.append(report)

@@ -67,7 +67,7 @@ def test_counts_must_not_be_negative(config: type, name: str) -> None:
 def test_the_checks_above_saw_every_number() -> None:
     assert {config.__name__: (len(prices(config)), len(counts(config))) for config in (*PRICED, Pacing)} == {
         "GateConfig": (4, 0), "LossRewardConfig": (3, 1),
-        "ObjectiveConfig": (3, 0), "RentConfig": (5, 1), "RewardConfig": (14, 2), "Pacing": (0, 4)}
+        "ObjectiveConfig": (3, 0), "RentConfig": (5, 1), "RewardConfig": (13, 2), "Pacing": (0, 4)}
 
 
 def test_zero_prices_are_allowed() -> None:

@@ -265,11 +265,9 @@ def test_a_resumed_log_goes_on(tmp_path: Path) -> None:
 def test_a_failing_run_still_closes_its_outputs(calls: list[tuple[object, ...]]) -> None:
     hub = TelemetryHub()
     with pytest.raises(ZeroDivisionError), hub.attached(Journal("a", calls)):
-        hub.emit(event(i=1))
         _ = 1 / 0
-    assert calls == [("a", "emit", 0, 1), ("a", "close")]
     hub.emit(event(i=2))
-    assert len(calls) == 2
+    assert calls == [("a", "close")]
     with pytest.raises(TelemetryError, match=r"close failed: Journal\(bad\)"), \
             hub.attached(Journal("bad", calls, failing=True), Journal("b", calls)):
         pass

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,27 +102,52 @@ def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.Ca
 # -- stops and failures -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_run_says_how_to_go_on_and_goes_on(sent: signal.Signals, code: int, tmp_path: Path) -> None:
+def played(directory: Path) -> list[int]:
+    events = RunDirectory.open(directory).events()
+    return [event["data"]["round_idx"] for event in events if event["event_type"] == "batch_completed"]
+
+
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(command("ppo", *SMALL, "--rounds", "5000", "--telemetry-dir", "my run"), cwd=tmp_path,
                                env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("round 1/"):
-            process.send_signal(sent)
+            process.send_signal(signal.SIGINT)
             break
     output, errors = process.communicate(timeout=120)
-    assert process.returncode == code, errors
+    assert process.returncode == 130, errors
     assert "stopping after this epoch" in errors
     again = re.search(r"to go on: python -m esper.scripts.train (.*)", output)
     assert again is not None, output
-    finished = RunDirectory.open(tmp_path / "my run")
-    rounds = 1 + sum(event["event_type"] == "batch_completed" for event in finished.events())
-    assert [event["data"]["status"] for event in finished.events() if event["event_type"] == "run_ended"] == ["stopped"]
+    rounds = len(played(tmp_path / "my run")) + 1
     done = train(*shlex.split(again[1]), "--rounds", str(rounds), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    played = [event["data"]["round_idx"] for event in finished.events() if event["event_type"] == "batch_completed"]
-    assert played == list(range(rounds))
+    assert played(tmp_path / "my run") == list(range(rounds))
+
+
+def test_sigterm_stops_a_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, handlers = tmp_path / "D" / "events.jsonl", [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    over = threading.Event()
+
+    def stop_after_the_first_round() -> None:
+        while not over.wait(0.01):
+            if log.exists() and b"batch_completed" in log.read_bytes():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    killer = threading.Thread(target=stop_after_the_first_round)
+    killer.start()
+    try:
+        assert main(["wait", *SMALL, "--rounds", "5000", "--telemetry-dir", str(log.parent)]) == 143
+    finally:
+        over.set()
+        killer.join()
+    assert f"--telemetry-dir {log.parent} --resume auto" in capsys.readouterr().out
+    assert [event["data"]["status"] for event in RunDirectory.open(log.parent).events()
+            if event["event_type"] == "run_ended"] == ["stopped"]
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:

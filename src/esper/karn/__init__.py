@@ -1,1 +1,12 @@
-"""The memory: readers of run directories. Nothing here runs inside the trainer."""
+"""The memory: reads run directories and shows, queries, compares and exports them. Never runs inside the trainer."""
+from esper._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, {
+    "RunSummary": "esper.karn.summary",
+    "Views": "esper.karn.views",
+    "compare_runs": "esper.karn.compare",
+    "find_runs": "esper.karn.summary",
+    "render_report": "esper.karn.report",
+    "summarize": "esper.karn.summary",
+    "sync_run": "esper.karn.sync",
+})

@@ -119,6 +119,7 @@ _PPO_UPDATE = (
     _int("dead_layers", "layers", "Layers whose gradient is zero almost everywhere.", better="lower"),
     _int("exploding_layers", "layers", "Layers with many large gradients.", better="lower"),
     _int("nonfinite_layers", "layers", "Layers with NaN or Inf in their gradient.", better="lower", high=0),
+    Metric("clipped_grad_norm", "norm", "Gradient norm of the last step, as it was taken; measured at level debug."),
     _texts("nonfinite", "Parameters and gradients that were not finite, where a step was skipped."),
 )
 _BATCH_COMPLETED = (
@@ -166,6 +167,7 @@ _LAST_ACTION = (
     _map("stages", "", "Number of each seed's stage after the step, by slot.", FieldKind.COUNTS),
     _map("alphas", "alpha", "How much of each seed is mixed in after the step, by slot."),
     _map("contributions", "points", "Accuracy lost without each blended seed, by slot."),
+    _map("gradient_ratios", "ratio", "Gradient of each learning seed over its host's, by slot; measured at level debug."),
 )
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({

@@ -74,8 +74,6 @@ class RewardConfig:
     """What planting a seed costs."""
     prune_cost: float = 0.001
     """What removing a seed costs."""
-    fossilize_cost: float = 0.001
-    """What making a seed permanent costs."""
     set_alpha_target_cost: float = 0.001
     """What changing a seed's alpha costs."""
     occupancy_cost: float = 0.02

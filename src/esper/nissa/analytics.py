@@ -21,7 +21,7 @@ class BlueprintScore:
     """Share fossilized, of those fossilized or pruned."""
     mean_contribution: float | None
     """Points that the fossilized ones contributed when they were made permanent, as last measured."""
-    mean_loss: float | None
+    mean_pruned_contribution: float | None
     """Points that the pruned ones contributed when they were removed; negative ones were rightly removed."""
     mean_params: float | None
     """Parameters of a fossilized one: its cost."""
@@ -72,7 +72,7 @@ def _score(blueprint_id: str, record: _Record) -> BlueprintScore:
     return BlueprintScore(
         blueprint_id=blueprint_id, germinated=record.germinated, fossilized=len(kept), pruned=len(pruned),
         survival=len(kept) / (len(kept) + len(pruned)) if kept or pruned else None,
-        mean_contribution=_mean(kept, "contribution"), mean_loss=_mean(pruned, "contribution"),
+        mean_contribution=_mean(kept, "contribution"), mean_pruned_contribution=_mean(pruned, "contribution"),
         mean_params=_mean(kept, "params"), mean_age=_mean(kept, "epochs_total"))
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
     return content
 
 
+@cache
 def _git_state() -> dict[str, Any] | None:
     """Commit of the code that runs, and whether it was changed since; None where it is not under git."""
     if not _git("ls-files", "."):

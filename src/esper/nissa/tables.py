@@ -92,8 +92,10 @@ def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
     try:
         if kind == pa.int64():  # Arrow itself would cut 1.5 down to 1
             values = [None if value is None else index(value) for value in values]
+        elif kind == _TYPES[FieldKind.COUNTS]:
+            values = [None if value is None else {key: index(count) for key, count in value.items()} for value in values]
         return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:
         raise TelemetryError(f"column {name} holds {kind}: {error}") from error
 
 

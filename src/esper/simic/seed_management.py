@@ -31,7 +31,7 @@ def advance_active_seed(model: MorphogeneticModel | NetworkRow, slot_id: str) ->
     return (model.fossilize(slot_id) if holding else model.advance(slot_id)).done
 
 
-def resolve_target_slot(slot_idx: int, *, enabled_slots: list[str], slot_config: SlotConfig) -> tuple[str, int]:
+def resolve_target_slot(slot_idx: int, *, enabled_slots: Sequence[str], slot_config: SlotConfig) -> tuple[str, int]:
     """The slot id that an index among the enabled slots means, and its position in the network's order of slots."""
     if not 0 <= slot_idx < len(enabled_slots):
         raise SlotIdError(f"slot index {slot_idx} is out of range; {allowed(range(len(enabled_slots)))}")

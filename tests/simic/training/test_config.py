@@ -22,6 +22,7 @@ UNLIKE_DEFAULTS: dict[str, Any] = {
     "auto_forward_gates": (GateLevel.G2, GateLevel.G1), "incubation": Incubation.STE, "data_root": "data", "devices": ("cuda:0",),
     "population": 8, "amp": "bf16", "gpu_preload": True, "compile_mode": "default", "normalize_rewards": False,
     "ab_reward_modes": (RewardMode.SPARSE, RewardMode.ESCROW), "ppo": PPOConfig(lr=3e-4, target_kl=None), "hidden": 32,
+    "anneal_fraction": 0.5,
     "updates_per_round": 2, "telemetry": TelemetryConfig(level=TelemetryLevel.DEBUG), "telemetry_dir": "runs/x",
     "checkpoint_every": 0, "keep_last": 1, "resume": "auto"}
 
@@ -133,6 +134,8 @@ def test_a_bad_word_is_shown_with_what_is_allowed(fields: dict[str, Any], parts:
     (["reward.mode sparse", "loss"], {"reward": {"mode": "sparse"}, "reward_family": "loss"}),
     (["g0", "g1, g2, g3"], {"auto_forward_gates": ("g0",)}),
     (["g1, g1", "each once"], {"auto_forward_gates": ("g1", "g1")}),
+    (["anneal_fraction is 1.5"], {"anneal_fraction": 1.5}), (["anneal_fraction is 0.0"], {"anneal_fraction": 0}),
+    (["ppo.anneal_updates 7", "anneal_fraction 0.8"], {"ppo": {"anneal_updates": 7}}),
     (["resume auto", "telemetry_dir"], {"resume": "auto"})])
 def test_contradictions_are_refused(parts: list[str], fields: dict[str, Any]) -> None:
     refused(*parts, **fields)
@@ -141,7 +144,7 @@ def test_contradictions_are_refused(parts: list[str], fields: dict[str, Any]) ->
 @pytest.mark.parametrize("fields", [
     {"rollout_length": 8, "episode_length": 8}, {"rollout_length": 100}, {"amp": "fp16", "population": 1}, {"amp": "fp16"},
     {"gpu_preload": True, "devices": ("cpu", "cuda:1")}, {"reward_family": "loss"}, {"auto_forward_gates": ()},
-    {"resume": "auto", "telemetry_dir": "d"}, {"resume": "path"}])
+    {"resume": "auto", "telemetry_dir": "d"}, {"resume": "path"}, {"ppo": {"anneal_updates": 7}, "anneal_fraction": None}])
 def test_what_only_looks_like_a_contradiction_is_accepted(fields: dict[str, Any]) -> None:
     assert TrainingConfig(**fields) != TrainingConfig()
 

@@ -51,7 +51,7 @@ def _escrow(step: Step) -> float:
 
 def _progress(step: Step) -> float:
     """The change of the committed accuracy."""
-    return step.change("progress", step.config.progress_weight * step.after.committed_accuracy / 100.0)
+    return step.change("progress", step.config.progress_weight * step.after.committed_accuracy / 100.0, step.gamma)
 
 
 def _contribution(step: Step) -> float:
@@ -59,7 +59,7 @@ def _contribution(step: Step) -> float:
     permanent, where `progress` takes over."""
     now = step.after
     points = sum(now.contributions.get(r.slot_id, 0.0) for r in staying_seeds(now))
-    return step.change("contribution", step.config.contribution_weight * points / 100.0)
+    return step.change("contribution", step.config.contribution_weight * points / 100.0, step.gamma)
 
 
 def _rent(step: Step) -> float:
@@ -79,11 +79,11 @@ def _occupancy(step: Step) -> float:
 
 
 def _intervention(step: Step) -> float:
-    """Every executed change has a price."""
+    """What an executed action costs. Making a seed permanent is free: a price paid now, for what J pays later, could make
+    holding the better choice."""
     config = step.config
     return -{LifecycleOp.GERMINATE: config.germinate_cost, LifecycleOp.PRUNE: config.prune_cost,
-             LifecycleOp.FOSSILIZE: config.fossilize_cost, LifecycleOp.SET_ALPHA_TARGET: config.set_alpha_target_cost,
-             }.get(step.inputs.outcome.effective_op, 0.0)
+             LifecycleOp.SET_ALPHA_TARGET: config.set_alpha_target_cost}.get(step.inputs.outcome.effective_op, 0.0)
 
 
 def _fossilize(step: Step) -> float:

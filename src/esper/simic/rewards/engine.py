@@ -15,7 +15,7 @@ from esper.leyline import (
 )
 from esper.simic.contracts import RewardInputs
 from esper.simic.rewards.contribution import compute_reward
-from esper.simic.rewards.loss import compute_loss_reward
+from esper.simic.rewards.loss import LEVEL_DISCOUNT, compute_loss_reward
 from esper.simic.rewards.telemetry import RewardComponentsTelemetry
 from esper.simic.rewards.terms import EnvMemory, Step
 
@@ -57,7 +57,8 @@ class RewardEngine:
         """What a rollback adds to the env's last stored row, which it makes the end of its segment: its price, and back to 0
         every level whose changes were paid."""
         memory = self._memory(env_idx)
-        back = [(name, -level * (self.gamma if name == "potential" else 1.0)) for name, level in memory.levels.items()]
+        discount = self.gamma if self.family is RewardFamily.CONTRIBUTION else LEVEL_DISCOUNT
+        back = [(name, -discount * level) for name, level in memory.levels.items()]
         # Fossils outlive a rollback, and so do their drips; those that do not are dropped when they are missed.
         self._memories[env_idx] = EnvMemory(epoch=memory.epoch, drips=memory.drips)
         return RewardComponentsTelemetry((("rollback", -self.objective.rollback_price), *back))

@@ -74,8 +74,9 @@ class Step:
         outcome = self.inputs.outcome
         return self.after.contributions.get(outcome.spec.slot_id) if outcome.effective_op is op else None
 
-    def change(self, name: str, level: float, discount: float = 1.0) -> float:
-        """What a step pays for moving a level: over a segment that begins and ends at 0, nothing."""
+    def change(self, name: str, level: float, discount: float) -> float:
+        """What a step pays for moving a level. Discounted like the rewards, a segment that begins and ends at 0 pays nothing,
+        whatever lies between."""
         old = self.memory.levels.get(name, 0.0)
         self.memory.levels[name] = level
         return discount * level - old

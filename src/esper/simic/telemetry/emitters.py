@@ -26,6 +26,7 @@ from esper.leyline import (
     EpisodeOutcome,
     EsperError,
     GerminationStyle,
+    SeedStateReport,
     TelemetryEvent,
     TelemetryEventType,
     allowed,
@@ -90,7 +91,7 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
                      indices: Sequence[int] | None = None, outcome: ActionOutcome | None = None, log_prob: float | None = None,
                      value: float | None = None, op_probs: Sequence[float] | None = None,
                      confidences: Sequence[float] | None = None, seeds: Mapping[str, SeedStateReport] | None = None,
-                     epoch: int | None = None) -> None:
+                     gradient_ratios: Mapping[str, float] | None = None, epoch: int | None = None) -> None:
     """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they came from the
     policy, and the env's `seeds` after it. What the operation has no use for is left out. Below level normal there is nobody
     to read it."""
@@ -110,6 +111,11 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
         "confidences": None if confidences is None else {
             head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
         "reward": reward, "cumulative_reward": cumulative_reward, "mask": dict(action_mask),
+        "stages": None if seeds is None else {slot: int(seed.stage) for slot, seed in seeds.items()},
+        "alphas": None if seeds is None else {slot: seed.alpha for slot, seed in seeds.items()},
+        "contributions": None if seeds is None else {
+            slot: seed.metrics.contribution for slot, seed in seeds.items() if seed.metrics.contribution is not None},
+        "gradient_ratios": gradient_ratios,
     }, env_id=env_id, device=device, epoch=epoch, slot_id=slot)
 
 
@@ -131,13 +137,16 @@ def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> di
 
 
 def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
-                          telemetry_level: TelemetryLevel, *, stability: StabilityReport | None = None) -> None:
+                          telemetry_level: TelemetryLevel, *, stability: StabilityReport | None = None,
+                          clipped_grad_norm: float | None = None) -> None:
     """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a step was skipped
     what was not finite."""
     data = {f.name: getattr(ppo_metrics, f.name) for f in fields(ppo_metrics)}
     data |= {name: dict(zip(HEAD_NAMES, value, strict=True)) for name, value in data.items() if isinstance(value, tuple)}
     if layer_stats is not None and telemetry_level >= TelemetryLevel.DEBUG:
         data |= aggregate_layer_gradient_health(layer_stats)
+    if clipped_grad_norm is not None:
+        data["clipped_grad_norm"] = clipped_grad_norm
     if stability is not None:
         data["nonfinite"] = sorted({*stability.nan_parameters, *stability.inf_parameters, *stability.nan_gradients,
                                     *stability.inf_gradients})

@@ -38,6 +38,7 @@ from esper.leyline import (
     stream_seed,
 )
 from esper.simic.contracts import ActionOutcome, ActionSpec, EnvMeasure, RewardInputs
+from esper.simic.seed_management import resolve_target_slot
 from esper.tamiyo.masks import Bools, build_slot_states, compute_action_masks
 from esper.tolaria import preflight
 
@@ -97,9 +98,11 @@ def parse_sampled_action(env_idx: int, indices: Sequence[int], reports: Mapping[
                          val_loss: float, val_accuracy: float) -> ActionSpec:
     """Decode the eight head indices and ask the governor's preflight whether the action can be executed; pure."""
     action = FactoredAction.from_indices(*indices)
+    slot_id, position = resolve_target_slot(action.slot_idx, enabled_slots=rules.slot_config.slot_ids,
+                                            slot_config=rules.slot_config)
     return ActionSpec(
-        env_idx=env_idx, op=action.op, slot_id=rules.slot_config.slot_id_for_index(action.slot_idx),
-        slot_index=action.slot_idx, blueprint_id=action.blueprint.name.lower(), algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
+        env_idx=env_idx, op=action.op, slot_id=slot_id, slot_index=position,
+        blueprint_id=action.blueprint.name.lower(), algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
         ramp_curve=STYLE_CURVES[action.style], tempo_epochs=TEMPO_EPOCHS[action.tempo],
         alpha_target=ALPHA_TARGET_VALUES[action.alpha_target], alpha_steps=ALPHA_SPEED_EPOCHS[action.alpha_speed],
         alpha_curve=ALPHA_CURVE_VALUES[action.alpha_curve], alpha_steepness=ALPHA_CURVE_STEEPNESS[action.alpha_curve],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
-from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, StructureError
-from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
+from esper.leyline import EsperError, LifecycleOp
 from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import BatchSummary
 from esper.simic.training.action_execution import measure
@@ -26,7 +25,6 @@ from esper.tamiyo.policy import read_archive, require_fields, write_archive
 from esper.tamiyo.scripted import Memoryless
 
 if TYPE_CHECKING:
-    from esper.simic.agent.ppo import PPOAgent
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
     from esper.simic.training.vectorized_trainer import Decisions, VectorizedPPOTrainer
@@ -140,7 +138,7 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
         tensors |= {"hidden.h": trainer.hidden[0], "hidden.c": trainer.hidden[1]}
     tensors["reset"] = trainer.reset
     return {
-        "data": env.train.state(), "rewards": trainer.context.rewards.state(), "decisions": asdict_decisions(trainer.decisions),
+        "data": env.train.state(), "rewards": trainer.context.rewards.state(), "decisions": _decided(trainer.decisions),
         "policy": policy.state() if isinstance(policy, Memoryless) else {},
         "ledger": {"final_accs": env.ledger.final_accs, "total_rewards": env.ledger.total_rewards,
                    "rollback_occurred": env.ledger.rollback_occurred},
@@ -166,9 +164,9 @@ def _capture_env(group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tens
     }
 
 
-def asdict_decisions(decisions: Decisions) -> dict[str, Any]:
+def _decided(decisions: Decisions) -> dict[str, Any]:
     return {"offered": decisions.offered.tolist(), "counts": decisions.counts, "successes": decisions.successes,
-            "rewards": decisions.rewards, "updates": [asdict(update) for update in decisions.updates]}
+            "rewards": decisions.rewards}
 
 
 # -- restore -----------------------------------------------------------------------------------------------------------------
@@ -204,14 +202,14 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
     trainer.decisions.offered[:] = torch.tensor(decisions["offered"])
     trainer.decisions.counts, trainer.decisions.successes = decisions["counts"], decisions["successes"]
     trainer.decisions.rewards = decisions["rewards"]
-    trainer.decisions.updates = [PPOUpdateMetrics(**{**update, **{name: tuple(update[name]) for name in ("head_entropy", "head_kl")}})
-                                 for update in decisions["updates"]]
     if isinstance(trainer.context.policy, Memoryless):
         trainer.context.policy.begin(trainer.num_envs)
         trainer.context.policy.load_state(meta["policy"])
     env.ledger = Ledger(**meta["ledger"])
     trainer.hidden = (tensors["hidden.h"], tensors["hidden.c"]) if "hidden.h" in tensors else None
     trainer.reset = tensors["reset"].to(trainer.device)
+    if trainer.agent is not None and trainer.hidden is not None and not trainer.agent.buffer.length:
+        trainer.agent.begin_rollout(trainer.hidden)  # stopped between two rollouts of one episode
     by_idx = {stored["env_idx"]: stored for stored in meta["envs"]}
     for group, scaler in zip(env.groups, meta["scalers"], strict=True):
         group.scaler.load_state_dict(scaler)

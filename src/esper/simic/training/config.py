@@ -100,6 +100,8 @@ class TrainingConfig:
     """Two or more reward modes: train one policy with each, on the same random streams, and compare them."""
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    anneal_fraction: float | None = 0.8
+    """Share of the run over which learning rate, entropy weight and exploration go to their ends; none: ppo.anneal_updates."""
     hidden: int = 128
     """Units of the policy's recurrent layer."""
     updates_per_round: int = 1
@@ -154,6 +156,10 @@ class TrainingConfig:
             f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution")
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
+        yield self.anneal_fraction is not None and not 0 < self.anneal_fraction <= 1, (
+            f"anneal_fraction is {self.anneal_fraction}, must lie in (0, 1] or be none")
+        yield self.anneal_fraction is not None and self.ppo.anneal_updates != PPOConfig().anneal_updates, (
+            f"ppo.anneal_updates {self.ppo.anneal_updates} has no effect; set anneal_fraction {self.anneal_fraction} to none")
         yield self.resume == "auto" and self.telemetry_dir is None, (
             "resume auto looks for checkpoints in telemetry_dir, which is not set")
 
@@ -312,15 +318,15 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset("a policy that learns something in minutes", {
-        "task": "digits_impaired", "rounds": 30, "ppo.anneal_updates": 30}),
+        "task": "digits_impaired", "rounds": 30}),
     "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline"}),
     "digits_impaired": Preset("grow, early and where images are still large", {"task": "digits_impaired"}),
     "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale"}),
     "digits_shift": Preset("what is wrong with this network?", {
-        "task": "digits_shift", "rounds": 300, "ppo.anneal_updates": 300}),
+        "task": "digits_shift", "rounds": 300}),
     "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
     "cifar_baseline_stable": Preset("the same with smaller steps and twice the rounds", {
-        "task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4, "ppo.anneal_updates": 200}),
+        "task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4}),
     "cifar_scale": Preset("five blocks and five slots on CIFAR-10", {"task": "cifar_scale", "envs": 8}),
     "cifar_impaired": Preset("a host of 77 parameters that must grow", {"task": "cifar_impaired"}),
     "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal"}),

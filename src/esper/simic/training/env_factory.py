@@ -49,11 +49,20 @@ FIRST_LOSS_SCALE = 1024.0
 class Task(Protocol):
     """What environments need of a task; runtime.tasks.TaskSpec is one."""
 
-    name: str
-    slots: tuple[str, ...]
-    blueprints: tuple[str, ...]
-    episode_length: int
-    objective: ObjectiveConfig
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+
+    @property
+    def blueprints(self) -> tuple[str, ...]: ...
+
+    @property
+    def episode_length(self) -> int: ...
+
+    @property
+    def objective(self) -> ObjectiveConfig: ...
 
     @property
     def chance_loss(self) -> float: ...

@@ -19,6 +19,7 @@ from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemet
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
 from esper.simic.telemetry.emitters import (
+    compute_grad_norm_surrogate,
     emit_action_distribution,
     emit_attribution,
     emit_batch_completed,
@@ -33,7 +34,9 @@ from esper.simic.telemetry.emitters import (
     emit_run_started,
     emit_throughput,
 )
+from esper.simic.telemetry.gradient_collector import collect_seed_gradients_async
 from esper.simic.telemetry.telemetry_config import TelemetryLevel
+from esper.simic.training.batch_ops import bring_home
 from esper.simic.training.env_factory import configure_slot_telemetry
 
 if TYPE_CHECKING:
@@ -132,15 +135,16 @@ class RunRecorder:
              seconds: Mapping[str, float]) -> None:
         """One decision of every env, from three transfers: actions, probabilities of operations, confidences of heads."""
         self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
-        for member in env.envs:
-            if member.env_idx in seen.panics and not math.isfinite(seen.panics[member.env_idx].loss):
-                emit_cf_unavailable(self.hub, member.env_idx, member.device, "the validation loss is not finite", epoch=seen.epoch)
+        for env_idx, panic in seen.panics.items():
+            if not math.isfinite(panic.loss):
+                emit_cf_unavailable(self.hub, env_idx, env.envs[env_idx].device, "the loss is not finite", epoch=seen.epoch)
         if self.level < TelemetryLevel.NORMAL:
             return
         actions = step.actions.cpu().tolist()
         op_probs = step.op_probs.cpu().tolist()
         confidences = torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1).cpu().tolist()
         legal = seen.masks.op.cpu().tolist()
+        ratios = _seed_gradients(env) if self.level >= TelemetryLevel.DEBUG else {}
         each, self._trained = max(seconds["train"] - self._trained, 1e-9), seconds["train"]
         for i, (member, outcome) in enumerate(zip(env.envs, result.outcomes, strict=True)):
             *heads, log_prob, value = confidences[i]
@@ -150,7 +154,8 @@ class RunRecorder:
                              member.total_reward, dict(zip(OP_NAMES, legal[i], strict=True)), self.level,
                              indices=actions[i] if op is not LifecycleOp.WAIT else None, outcome=outcome, log_prob=log_prob,
                              value=value, op_probs=op_probs[i], confidences=heads, epoch=seen.epoch,
-                             seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT})
+                             seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
+                             gradient_ratios=ratios.get(member.env_idx))
             if (components := result.components[i]) is not None:
                 emit_reward_summary(self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch)
             emit_throughput(self.hub, member.env_idx, member.device, group.batches / each, group.samples / each,
@@ -158,9 +163,11 @@ class RunRecorder:
 
     def update(self, agent: PPOAgent, metrics: PPOUpdateMetrics) -> None:
         """An update; at level debug with the health of the policy's layers, and after a skipped step with what was not finite."""
-        layers = self._collect_gradients(agent.policy.network) if self.level >= TelemetryLevel.DEBUG else None
-        stability = self._check_stability(agent.policy.network, torch.tensor(metrics.policy_loss)) if metrics.skipped_steps else None
-        emit_ppo_update_event(self.hub, metrics, layers, self.level, stability=stability)
+        network, closely = agent.policy.network, self.level >= TelemetryLevel.DEBUG
+        layers = self._collect_gradients(network) if closely else None
+        stability = self._check_stability(network, torch.tensor(metrics.policy_loss)) if metrics.skipped_steps else None
+        emit_ppo_update_event(self.hub, metrics, layers, self.level, stability=stability,
+                              clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None)
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
         emit_checkpoint(self.hub, name, finished_rounds=progress.round_idx, finished_epochs=progress.epoch, best=best)
@@ -175,3 +182,12 @@ class RunRecorder:
     def load_state(self, state: Mapping[str, Any], round_idx: int) -> None:
         self._accuracies, self._round_accuracies = list(state["accuracies"]), list(state["round_accuracies"])
         self.hub.level, self.hub.round_idx = state["level"], round_idx
+
+
+def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
+    """The last step's gradient of each learning seed over its host's, by env and slot."""
+    measured = [collect_seed_gradients_async(group.optimizer) for group in env.groups]
+    by_group = bring_home([dual.ratio for dual in measured])
+    return {member.env_idx: {slot: ratio[member.row] for slot, ratio in zip(dual.seeds.slots, ratios, strict=True)
+                             if ratio[member.row] > 0}
+            for group, dual, ratios in zip(env.groups, measured, by_group, strict=True) for member in group.envs}

@@ -21,6 +21,7 @@ from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
 from esper.simic.rewards import RewardEngine
+from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
@@ -70,8 +71,8 @@ def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSumm
 
 def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     """The task with what the config says otherwise."""
-    changes: dict[str, Any] = {name: value for name in (
-        "episode_length", "batch_size", "steps_per_epoch", "val_size", "population") if (value := getattr(config, name)) is not None}
+    sizes = ("episode_length", "batch_size", "steps_per_epoch", "val_size", "population")
+    changes: dict[str, Any] = {name: value for name in sizes if (value := getattr(config, name)) is not None}
     if config.slots is not None:
         changes["slots"] = SlotConfig.from_ids(config.slots).slot_ids
     if config.permissive_gates is not None:
@@ -80,7 +81,7 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
-        raise EsperError(f"config: rollout_length {config.rollout_length} exceeds the task's episode_length {task.episode_length}")
+        raise EsperError(f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}")
     if config.amp == "fp16" and task.population != 1:
         raise EsperError(f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
                          "several networks; allowed: population 1, or amp bf16")
@@ -165,14 +166,17 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
                 state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None) -> PPOAgent:
     """A new agent from the seed's own stream, or the one in a checkpoint."""
     if state is not None:
-        return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), config=config.ppo,
-                                   device=device, origin="checkpoint")
+        return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), device=device,
+                                   origin="checkpoint")
+    steps = config.rollout_length or env.rules.max_epochs
+    ppo = config.ppo if config.anneal_fraction is None else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
+        config.rounds, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
-    return PPOAgent(policy, config.ppo, num_envs=config.envs, num_steps=config.rollout_length or env.rules.max_epochs,
-                    num_slots=env.rules.slot_config.num_slots, seed=config.seed)
+    return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
+                    seed=config.seed)
 
 
 def build_policy(config: TrainingConfig) -> PolicyProtocol:

@@ -36,7 +36,6 @@ from esper.tamiyo.scripted import Memoryless, RandomValid
 if TYPE_CHECKING:
     from esper.simic.agent.normalization import RewardNormalizer
     from esper.simic.agent.ppo import PPOAgent
-    from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
     from esper.simic.rewards import RewardEngine
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.checkpoint import CheckpointStore
@@ -84,7 +83,6 @@ class Decisions:
     successes: dict[str, int]
     rewards: list[float] = field(default_factory=list)
     """Every raw reward and penalty, for the normaliser."""
-    updates: list[PPOUpdateMetrics] = field(default_factory=list)
 
     @classmethod
     def none(cls) -> Decisions:
@@ -210,8 +208,8 @@ class VectorizedPPOTrainer:
         decisions, normalizer = self.decisions, self.context.normalizer
         decisions.offered += seen.masks.op.sum(0).cpu()
         decisions.rewards += result.rewards
-        for outcome, valid in zip(result.outcomes, result.valid, strict=True):
-            decisions.counts[outcome.spec.op.name] += valid
+        for outcome, decided in zip(result.outcomes, result.valid, strict=True):
+            decisions.counts[outcome.spec.op.name] += decided
             decisions.successes[outcome.spec.op.name] += outcome.executed
         valid = torch.tensor(result.valid, device=self.device)
         if self.agent is not None:
@@ -237,7 +235,6 @@ class VectorizedPPOTrainer:
             last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx, _ in targets], values)
         metrics = run_ppo_updates(self.agent, 1, [], None, self.config.ppo.bf16)
-        self.decisions.updates.append(metrics)
         self.recorder.update(self.agent, metrics)
         if targets:
             assert self.hidden is not None, "a learning policy has a memory"

@@ -1,0 +1,197 @@
+"""A run as SQL: one view per kind of event, its columns as the metric registry describes them, and some that join these.
+
+The database lives in memory and reaches no file, so a query can neither harm a run nor read anything else.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType, allowed
+from esper.leyline.metrics import ROUND, FieldKind, Metric
+from esper.nissa import BlueprintAnalytics, RunDirectory, TelemetryError
+
+_T, _K = TelemetryEventType, FieldKind
+EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
+    _T.RUN_STARTED: "starts", _T.RUN_ENDED: "ends", _T.BATCH_COMPLETED: "rounds", _T.PPO_UPDATE: "updates",
+    _T.ACTION_DISTRIBUTION: "actions", _T.MASK_HIT_RATES: "masks", _T.SEED_LIFECYCLE: "lifecycle",
+    _T.ATTRIBUTION: "attribution", _T.CF_UNAVAILABLE: "unmeasured", _T.EPISODE_OUTCOME: "episodes", _T.ROLLBACK: "rollbacks",
+    _T.ALERT: "alerts", _T.CHECKPOINT: "checkpoints", **STEP_TABLES}
+"""The view that shows each event type."""
+_ARROW: Mapping[FieldKind, pa.DataType] = {
+    _K.FLOAT: pa.float64(), _K.INT: pa.int64(), _K.FLAG: pa.bool_(), _K.TEXT: pa.string(), _K.TEXTS: pa.list_(pa.string()),
+    _K.NUMBERS: pa.map_(pa.string(), pa.float64()), _K.COUNTS: pa.map_(pa.string(), pa.int64()),
+    _K.FLAGS: pa.map_(pa.string(), pa.bool_())}
+_STAGES = "CASE stage " + " ".join(f"WHEN {stage.value} THEN '{stage.name}'" for stage in SeedStage) + " END"
+
+
+def _int(name: str, meaning: str, unit: str = "") -> Metric:
+    return Metric(name, unit, meaning, _K.INT)
+
+
+_ROUND_IDX, _ENV_ID, _EPOCH = (_int("round_idx", "Number of the round, from 0."), _int("env_id", "Number of the env, from 0."),
+                               _int("epoch", "Epoch of the episode, from 1."))
+_SLOT, _BLUEPRINT = Metric("slot", "", "Name of the slot.", _K.TEXT), Metric("blueprint", "", "What the seed is made from.", _K.TEXT)
+_STEP_CONTEXT = (
+    _int("seq", "Position in the log."), Metric("t_wall", "s", "When it was recorded, in seconds since 1970."), _ROUND_IDX, _ENV_ID,
+    Metric("device", "", "Where the env runs.", _K.TEXT), _EPOCH, Metric("slot_id", "", "The slot it is about.", _K.TEXT),
+    Metric("seed_id", "", "The seed it is about.", _K.TEXT))
+_CONTEXT = (*_STEP_CONTEXT, Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", _K.TEXTS))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view and its columns; `query` makes it from others, where it is not filled directly."""
+
+    name: str
+    meaning: str
+    columns: tuple[Metric, ...]
+    query: str = ""
+
+
+def _event_view(kind: TelemetryEventType, name: str) -> View:
+    payload = EVENTS[kind].fields
+    context = _STEP_CONTEXT if kind in STEP_TABLES else _CONTEXT
+    names = {field.name for field in payload}
+    return View(name, EVENTS[kind].meaning, (*(field for field in context if field.name not in names), *payload))
+
+
+_OTHERS = "list_filter(map_entries({}), lambda e: e.key <> 'WAIT')"
+_SUM_OTHERS = f"coalesce(list_sum(list_transform({_OTHERS}, lambda e: e.value)), 0)"
+VIEWS: Mapping[str, View] = {view.name: view for view in (
+    *(_event_view(kind, name) for kind, name in EVENT_VIEWS.items()),
+    View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND), f"""
+        WITH sampled AS (SELECT round_idx, list_sum(map_values(action_counts)) AS total,
+            nullif({_SUM_OTHERS.format("action_counts")}, 0) AS acted, {_SUM_OTHERS.format("action_successes")} AS done,
+            list_max(list_transform({_OTHERS.format("action_counts")}, lambda e: e.value)) AS top FROM actions),
+        seeds AS (SELECT round_idx, count(*) AS episodes, nullif(sum(germinated), 0) AS germinated,
+            sum(fossilized + pruned) AS ended FROM episodes GROUP BY round_idx),
+        panics AS (SELECT round_idx, count(*) AS n FROM rollbacks GROUP BY round_idx),
+        broken AS (SELECT round_idx, count(*) AS n FROM (SELECT round_idx, unnest(nonfinite_fields) AS field FROM rounds
+            UNION ALL SELECT round_idx, unnest(nonfinite_fields) FROM updates) WHERE field NOT LIKE '%.%' GROUP BY round_idx),
+        paid AS (SELECT round_idx, abs(avg_reward) AS size, count(*) OVER before AS n, max(abs(avg_reward)) OVER before AS largest
+            FROM rounds WHERE avg_reward IS NOT NULL
+            WINDOW before AS (ORDER BY seq ROWS BETWEEN 10 PRECEDING AND 1 PRECEDING))
+        SELECT rounds.round_idx, 1 - coalesce(acted, 0) / nullif(total, 0) AS wait_share, top / acted AS top_op_share,
+            1 - done / acted AS failure_rate, coalesce(panics.n, 0) / episodes AS rollbacks_per_episode,
+            1 - ended / germinated AS unfinished_share,
+            CASE WHEN paid.n >= 3 THEN size / greatest(1, largest) END AS reward_jump, coalesce(broken.n, 0) AS nonfinite_metrics
+        FROM rounds LEFT JOIN sampled USING (round_idx) LEFT JOIN seeds USING (round_idx) LEFT JOIN panics USING (round_idx)
+            LEFT JOIN broken USING (round_idx) LEFT JOIN paid USING (round_idx) ORDER BY rounds.seq"""),
+    View("slots", "Each seed after each step; a free slot has no row.", (
+        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, Metric("stage", "", "Its stage.", _K.TEXT), _BLUEPRINT,
+        Metric("alpha", "alpha", "How much of it is mixed in."),
+        Metric("contribution", "points", "Accuracy lost without it; null where it is not blended.")), f"""
+        WITH lives AS (SELECT *, e.key AS name, e.value AS stage FROM (SELECT *, unnest(map_entries(stages)) AS e FROM steps)),
+        births AS (SELECT round_idx, env_id, slot_id, epoch, blueprint_id FROM lifecycle WHERE kind = 'germinated')
+        SELECT lives.round_idx, lives.env_id, lives.epoch, name AS slot, {_STAGES} AS stage, blueprint_id AS blueprint,
+            alphas[name] AS alpha, contributions[name] AS contribution
+        FROM lives ASOF LEFT JOIN births ON lives.round_idx = births.round_idx AND lives.env_id = births.env_id
+            AND lives.name = births.slot_id AND lives.epoch >= births.epoch
+        ORDER BY lives.round_idx, lives.env_id, name, lives.epoch"""),
+    View("terms", "Each named term of each step's reward.", (
+        _ROUND_IDX, _ENV_ID, _EPOCH, Metric("term", "", "Name of the term.", _K.TEXT), Metric("amount", "reward", "What it paid.")),
+        """SELECT round_idx, env_id, epoch, e.key AS term, e.value AS amount
+        FROM (SELECT *, unnest(map_entries(components)) AS e FROM rewards)"""),
+    View("shares", "What each seed contributes at the end of an episode.", (
+        _ROUND_IDX, _ENV_ID, _SLOT, _BLUEPRINT, Metric("leave_one_out", "points", "What the network would lose without it."),
+        Metric("shapley", "points", "Its Shapley value."), Metric("shapley_error", "points", "The standard error of that.")), """
+        WITH each AS (SELECT *, unnest(slots) AS slot FROM attribution)
+        SELECT each.round_idx, each.env_id, slot, arg_max(blueprint_id, born.seq) AS blueprint,
+            any_value(leave_one_out[slot]) AS leave_one_out, any_value(shapley[slot]) AS shapley,
+            any_value(shapley_error[slot]) AS shapley_error
+        FROM each LEFT JOIN lifecycle AS born ON each.round_idx = born.round_idx AND each.env_id = born.env_id
+            AND slot = born.slot_id AND born.kind = 'germinated' GROUP BY ALL ORDER BY ALL"""),
+    View("blueprints", "What became of the seeds of each blueprint; a mean over no seeds is null.", (
+        Metric("blueprint_id", "", "What the seeds are made from.", _K.TEXT), _int("germinated", "Seeds germinated.", "seeds"),
+        _int("fossilized", "Seeds made permanent.", "seeds"), _int("pruned", "Seeds removed.", "seeds"),
+        Metric("survival", "share", "Share fossilized, of those fossilized or pruned."),
+        Metric("mean_contribution", "points", "What the fossilized ones contributed, as last measured."),
+        Metric("mean_pruned_contribution", "points", "What the pruned ones contributed."),
+        Metric("mean_params", "parameters", "Parameters of a fossilized one."),
+        Metric("mean_age", "epochs", "From germination to fossilization."))))}
+"""Every view, by name."""
+
+
+class Views:
+    """One run, read as a whole, to be queried. Without `steps`, the tables of step events stay empty."""
+
+    def __init__(self, run: RunDirectory, *, steps: bool = True) -> None:
+        self.run = run
+        self.unknown: set[str] = set()
+        """Recorded fields that the registry does not know; no view shows them."""
+        self._db = duckdb.connect(":memory:", config={"threads": 1, "python_enable_replacements": False})
+        events: dict[str, list[dict[str, Any]]] = {name: [] for name in EVENT_VIEWS.values()}
+        for event in run.events():
+            events[_view_of(event, run)].append(event)
+        for kind, name in EVENT_VIEWS.items():
+            if kind not in STEP_TABLES:
+                self._db.register(name, self._event_table(VIEWS[name], kind, events[name]))
+            else:
+                empty = pa.schema([(c.name, _ARROW[c.kind]) for c in VIEWS[name].columns]).empty_table()
+                self._db.register(name, run.table(name) if steps else empty)
+        board = BlueprintAnalytics()
+        for seed in self.rows("SELECT * FROM lifecycle WHERE blueprint_id IS NOT NULL ORDER BY seq"):
+            board.observe(seed)
+        scores = board.scoreboard()
+        self._db.register("blueprints", pa.table({
+            c.name: _column("blueprints", c, [getattr(score, c.name) for score in scores]) for c in VIEWS["blueprints"].columns}))
+        for view in VIEWS.values():
+            if view.query:
+                self._db.execute(f"CREATE VIEW {view.name} AS {view.query}")
+        self._db.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Names of the columns, and the rows."""
+        try:
+            result = self._db.execute(sql)
+            return [column[0] for column in result.description or ()], result.fetchall()
+        except duckdb.Error as error:
+            raise EsperError(f"query: {error}") from error
+
+    def rows(self, sql: str) -> list[dict[str, Any]]:
+        names, rows = self.query(sql)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _event_table(self, view: View, kind: TelemetryEventType, events: Sequence[Mapping[str, Any]]) -> pa.Table:
+        known = {field.name for field in EVENTS[kind].fields}
+        self.unknown |= {f"{kind.value}.{name}" for event in events for name in event["data"].keys() - known}
+        columns = {}
+        for column in view.columns:
+            if column.name in known:
+                values = [event["data"].get(column.name) for event in events]
+            elif column.name == "nonfinite_fields":
+                values = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
+            else:
+                values = [event.get(column.name) for event in events]
+            columns[column.name] = _column(f"{self.run.log}: {kind.value}", column, values)
+        return pa.table(columns)
+
+
+def _view_of(event: Mapping[str, Any], run: RunDirectory) -> str:
+    kind = event.get("event_type")
+    if kind not in EVENT_VIEWS or not isinstance(event.get("data"), dict):
+        raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: event type {kind!r} with data {event.get('data')!r:.80}; "
+                             f"{allowed(EVENT_VIEWS)}, each with an object as data")
+    return EVENT_VIEWS[TelemetryEventType(kind)]
+
+
+def _column(owner: str, column: Metric, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, _ARROW[column.kind])
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise TelemetryError(f"{owner}: {column.name} holds {column.kind.value}: {error}") from error
+
+
+def describe_views() -> str:
+    """The part of docs/telemetry.md about SQL: every view and its columns."""
+    context = {column.name for column in _CONTEXT}
+    lines = []
+    for view in VIEWS.values():
+        columns = ", ".join(f"`{c.name}`" for c in view.columns if view.query or c.name not in context)
+        lines.append(f"| `{view.name}` | {view.meaning} | {columns} |")
+    return "\n".join(["| view | a row is | columns |", "|---|---|---|", *lines, ""])

@@ -1,0 +1,247 @@
+"""The run directory: what it holds, what survives a kill, exact truncation, and errors that say what is wrong."""
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline import STEP_TABLES, TelemetryEvent, TelemetryEventType
+from esper.nissa import JsonlOutput, RunDirectory, TelemetryError, TelemetryHub
+
+KINDS = [TelemetryEventType.LAST_ACTION, TelemetryEventType.THROUGHPUT, TelemetryEventType.SEED_LIFECYCLE,
+         TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT]
+
+
+def event(kind: str | TelemetryEventType = "ppo_update", env_id: int | None = None, **data: Any) -> TelemetryEvent:
+    return TelemetryEvent(event_type=TelemetryEventType(kind), env_id=env_id, data=data)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", config={"task": "digits_shift", "rounds": 3}, command=["esper", "train"])
+
+
+def content(run: RunDirectory) -> dict[str, Any]:
+    """Everything but the times."""
+    strip = [{k: v for k, v in e.items() if k != "t_wall"} for e in run.events()]
+    return {"events": strip, **{t: run.table(t).drop_columns("t_wall").to_pylist() for t in STEP_TABLES.values()}}
+
+
+def test_a_new_directory(run: RunDirectory) -> None:
+    assert {p.name for p in run.path.iterdir()} == {"run.json", "config.json", "events.jsonl", "tables", "checkpoints"}
+    info = json.loads((run.path / "run.json").read_text())
+    assert info["command"] == ["esper", "train"]
+    assert abs((datetime.now().astimezone() - datetime.fromisoformat(info["started"])).total_seconds()) < 60
+    assert {"python", "torch", "numpy", "esper-grow"} <= info["versions"].keys()
+    assert info["machine"]["cpus"] >= 1
+    assert json.loads((run.path / "config.json").read_text()) == {"task": "digits_shift", "rounds": 3}
+    assert RunDirectory.open(run.path) == run
+
+
+def test_git_commit(run: RunDirectory) -> None:
+    here = Path(__file__).parent
+    head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    if head.returncode:
+        pytest.skip("not a git checkout")
+    assert run.info["git"]["commit"] == head.stdout.strip()
+    assert isinstance(run.info["git"]["dirty"], bool)
+
+
+def test_the_command_defaults_to_this_process(tmp_path: Path) -> None:
+    assert RunDirectory.create(tmp_path / "a", config={}).info["command"] == sys.argv
+
+
+def test_an_empty_directory_will_do(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    RunDirectory.create(tmp_path / "empty", config={})
+
+
+def test_an_existing_run_is_not_overwritten(run: RunDirectory) -> None:
+    before = (run.path / "run.json").read_bytes()
+    with pytest.raises(TelemetryError, match=r"run directory .*run is not empty, it holds checkpoints, config\.json, .*resume"):
+        RunDirectory.create(run.path, config={})
+    assert (run.path / "run.json").read_bytes() == before
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TelemetryError, match=r"cannot create the run directory .*file: File exists"):
+        RunDirectory.create(tmp_path / "file", config={})
+    with pytest.raises(TelemetryError, match=r"missing is not a run directory: run\.json: No such file"):
+        RunDirectory.open(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("run.json", "", r"run\.json: not JSON"), ("run.json", '{"format": 1,', r"run\.json: not JSON"),
+    ("run.json", "[1]", r"run\.json: holds list, must hold an object"),
+    ("run.json", '{"format": 99}', r"run\.json: format is 99, this version reads 1"),
+    ("run.json", "{}", r"run\.json: format is None"), ("run.json", None, r"not a run directory: run\.json: No such"),
+    ("config.json", "}", r"config\.json: not JSON"), ("config.json", None, r"config\.json: No such file"),
+    ("events.jsonl", None, r"not a whole run directory: events\.jsonl is missing"),
+])
+def test_damaged_directories(run: RunDirectory, name: str, text: str | None, message: str) -> None:
+    if text is None:
+        (run.path / name).unlink()
+    else:
+        (run.path / name).write_text(text)
+    with pytest.raises(TelemetryError, match=message):
+        RunDirectory.open(run.path)
+
+
+def test_one_writer_at_a_time(run: RunDirectory) -> None:
+    log, _ = run.outputs()
+    for act in (run.outputs, lambda: run.truncate(0), lambda: JsonlOutput(run.log)):
+        with pytest.raises(TelemetryError, match=r"events\.jsonl is being written by another run"):
+            act()
+    log.close()
+    run.truncate(0)
+    run.outputs()[0].close()
+
+
+def write(run: RunDirectory, kinds: list[TelemetryEventType], level: int, rounds: list[int]) -> int:
+    """Emit the events, each with its place in the list, and return the number that the next one would have."""
+    with TelemetryHub(level=level).attached(*run.outputs()) as hub:
+        for i, (kind, hub.round_idx) in enumerate(zip(kinds, rounds, strict=True)):
+            hub.emit(event(kind, env_id=i))
+        return hub.next_seq
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+@settings(max_examples=12)
+@given(before=st.lists(st.sampled_from(KINDS), max_size=12), after=st.lists(st.sampled_from(KINDS), max_size=12),
+       announced=st.booleans())
+def test_truncation_is_exact(level: int, before: list[TelemetryEventType], after: list[TelemetryEventType],
+                             announced: bool) -> None:
+    """A run that went on past a checkpoint, cut back to it, is the run that stopped there; cutting twice changes nothing."""
+    announcement = [TelemetryEventType.CHECKPOINT] if announced or after else []
+    rounds = [i // 5 for i in range(30)]
+    with tempfile.TemporaryDirectory() as folder:
+        short, long = (RunDirectory.create(Path(folder) / name, config={}) for name in ("short", "long"))
+        seq = write(short, before, level, rounds[:len(before)])
+        write(short, announcement, level, rounds[len(before):][:len(announcement)])
+        kinds = [*before, *announcement, *after]
+        write(long, kinds, level, rounds[:len(kinds)])
+        for _ in range(2):
+            RunDirectory.resume(long.path, seq)
+            # env ids count from 0 in each call of `write`
+            ours, theirs = content(long), content(short)
+            if announcement:
+                theirs["events"][-1]["env_id"] = len(before)
+            assert ours == theirs
+
+
+def test_a_resumed_run_leaves_the_log_of_one_that_was_never_stopped(tmp_path: Path) -> None:
+    def play(run: RunDirectory, first: int, last: int) -> None:
+        with TelemetryHub().attached(*run.outputs()) as hub:
+            for i in range(first, last):
+                hub.round_idx = i // 4
+                hub.emit(event("last_action", env_id=i))
+                hub.emit(event("seed_lifecycle", env_id=i))
+                if i % 4 == 1:
+                    hub.emit(event("checkpoint", i=i, seq=hub.next_seq))
+                if i % 4 == 3:
+                    hub.emit(event("batch_completed", i=i))
+
+    straight, stopped = (RunDirectory.create(tmp_path / name, config={}) for name in "ab")
+    play(straight, 0, 16)
+    play(stopped, 0, 13)
+    for _ in range(2):  # from the same checkpoint twice: the first attempt failed, too
+        checkpoint = [e for e in stopped.events() if e["event_type"] == "checkpoint"][2]
+        play(RunDirectory.resume(stopped.path, checkpoint["data"]["seq"]), checkpoint["data"]["i"] + 1, 16)
+        assert content(stopped) == content(straight)
+
+
+def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
+    write(run, [TelemetryEventType.ROLLBACK] * 3, 2, [0] * 3)
+    before = run.log.read_bytes()
+    with pytest.raises(TelemetryError, match=r"event 3 is missing, but the checkpoint counts on events 0 to 4"):
+        RunDirectory.resume(run.path, 5)
+    assert run.log.read_bytes() == before
+    run.log.write_bytes(before.replace(b'{"seq":1', b'{"seq":7'))
+    with pytest.raises(TelemetryError, match="event 1 is missing"):
+        RunDirectory.resume(run.path, 3)
+
+
+def test_a_burst_of_a_hundred_thousand_events_without_loss(run: RunDirectory) -> None:
+    kinds = [TelemetryEventType.LAST_ACTION, TelemetryEventType.REWARD_SUMMARY, TelemetryEventType.THROUGHPUT,
+             TelemetryEventType.ROLLBACK]
+    with TelemetryHub().attached(*run.outputs()) as hub:
+        for i in range(100_000):
+            hub.round_idx = i // 20_000
+            hub.emit(event(kinds[i % 4], env_id=i))
+            if i % 20_000 == 19_999:
+                hub.emit(event("batch_completed", env_id=i))
+    logged = [e["env_id"] for e in run.events() if e["event_type"] == "rollback"]
+    assert logged == list(range(3, 100_000, 4))
+    for first, table in enumerate(("steps", "rewards", "throughput")):
+        assert run.table(table)["env_id"].to_pylist() == list(range(first, 100_000, 4))
+
+
+WRITER = """
+import sys
+from itertools import count
+from esper.leyline import TelemetryEvent, TelemetryEventType as T
+from esper.nissa import RunDirectory, TelemetryHub
+
+run = RunDirectory.open(sys.argv[1])
+with TelemetryHub().attached(*run.outputs()) as hub:
+    for round_idx in count():
+        hub.round_idx = round_idx
+        for i in range(50):
+            hub.emit(TelemetryEvent(event_type=T.LAST_ACTION, env_id=i))
+            hub.emit(TelemetryEvent(event_type=T.REWARD_SUMMARY, env_id=i))
+            hub.emit(TelemetryEvent(event_type=T.SEED_LIFECYCLE, env_id=i))
+        seq = hub.next_seq
+        hub.emit(TelemetryEvent(event_type=T.CHECKPOINT, data={"seq": seq}))
+        hub.emit(TelemetryEvent(event_type=T.BATCH_COMPLETED, data={"round_idx": round_idx}))
+        hub.flush()
+        print(round_idx, flush=True)
+"""
+
+
+def kill_a_writer(run: RunDirectory, delay: float) -> None:
+    """After its first round, at a moment of its own; what it reported as flushed must be there, and the rest a prefix."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(run.path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0\n"
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    reported = process.communicate()[0].split()
+    assert process.returncode == -signal.SIGKILL
+    flushed = 1 + int(reported[-1]) if reported else 1
+    events = list(RunDirectory.open(run.path).events())
+    assert sum(e["event_type"] == "batch_completed" for e in events) >= flushed
+    pattern = ["seed_lifecycle"] * 50 + ["checkpoint", "batch_completed"]
+    assert [e["event_type"] for e in events] == [pattern[i % 52] for i in range(len(events))]
+    for table in ("steps", "rewards"):
+        rows = run.table(table)
+        assert rows.num_rows % 50 == 0
+        assert rows.num_rows >= 50 * flushed
+        assert rows["round_idx"].to_pylist() == [i // 50 for i in range(rows.num_rows)]
+    checkpoint = [e for e in events if e["event_type"] == "checkpoint"][flushed - 1]
+    resumed = RunDirectory.resume(run.path, checkpoint["seq"])
+    assert [e["seq"] for e in resumed.events()] == list(range(checkpoint["seq"] + 1))
+    assert resumed.table("steps").num_rows == 50 * flushed
+    assert resumed.table("rewards").num_rows == 50 * flushed
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.013, 0.05])
+def test_kill_leaves_a_valid_prefix(run: RunDirectory, delay: float) -> None:
+    kill_a_writer(run, delay)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", range(20))
+def test_kill_at_any_moment_leaves_a_valid_prefix(run: RunDirectory, attempt: int) -> None:
+    kill_a_writer(run, random.Random(attempt).uniform(0.0, 0.3))
