@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,15 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.play import EMBEDDED, interval, show, split_of
 from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
 from esper.leyline import LifecycleOp, SeedStage, objective, stream_seed
-from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, load_dataset, validation_batches, validation_split
+from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
 from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition, get_task_spec
 
 TEMPO = 3
 CHUNK = 64
 """Networks per population."""
-EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
 SCREEN, NARROW, JUDGE = 0, 100_000, 200_000
 """First envs of the three parts: no env has a part in two of them."""
 LOOK = 3
@@ -291,22 +290,10 @@ def search(task: TaskSpec, split: Split, plans: Sequence[Schedule], asked: Seque
 # -- the judgement -----------------------------------------------------------------------------------------------------------
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
-    z, n = 1.959964, len(values) - 1
-    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
-
-
 def name(plan: Plan) -> str:
     if isinstance(plan, str):
         return plan
     return " + ".join(f"{p.blueprint} {p.slot} @{p.epoch}" for p in plan) or "static"
-
-
-def show(values: Sequence[float], scale: float = 100) -> str:
-    mean, half = interval(values)
-    return f"{scale * mean:.1f} ± {scale * half:.1f}"
 
 
 def compare(task: TaskSpec, split: Split, plans: Mapping[str, Plan], envs: Sequence[int]) -> dict[str, Any]:
@@ -362,8 +349,8 @@ def main() -> None:
     torch.set_num_threads(1)
     reports = []
     for task in map(get_task_spec, options.tasks):
-        start = time.perf_counter()
-        split = validation_split(load_dataset(task.dataset), task.val_size, 0)
+        start = time.process_time()
+        split = split_of(task.dataset, task.val_size)
         plans, asked = [STATIC, *grid(task, options.schedules)], questions(task)
         print(f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, finalists on "
               f"{options.narrow} more, judged on {options.judge} others; host {task.host_params} parameters, "
@@ -375,8 +362,8 @@ def main() -> None:
                   **compare(task, split, picked, range(JUDGE, JUDGE + options.judge))}
         if task.conditions is not None:
             report["oracle"] = oracle(task, split, chosen, range(JUDGE, JUDGE + options.oracle))
-        report["seconds"] = time.perf_counter() - start
-        print(f"\n{report['seconds']:.0f} s", flush=True)
+        report["cpu_seconds"] = time.process_time() - start
+        print(f"\n{report['cpu_seconds']:.0f} s of CPU time", flush=True)
         reports.append(report)
         options.out.write_text(json.dumps(reports, indent=1), encoding="utf-8")
 

@@ -99,6 +99,18 @@ def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
 
 
+def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rounds", "2", "--ab-reward-modes", "shaped", "sparse", "--telemetry-dir", str(tmp_path)]
+    assert main(["ppo", *SMALL, *flags]) == 0
+    rows = [re.split(r" *│ *", line)[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert [name for name, _ in rows] == ["shaped", "sparse", "shaped − sparse"]
+    shaped, sparse, difference = (float(figure.split()[0]) for _, figure in rows)
+    assert difference == pytest.approx(shaped - sparse, abs=2e-4)
+    assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == ["shaped", "sparse"]
+    assert main(["ppo", *SMALL, *flags]) == 2
+    assert "not empty" in capsys.readouterr().err
+
+
 # -- stops and failures -------------------------------------------------------------------------------------------------------
 
 

@@ -147,25 +147,27 @@ Life = tuple[int, str, str | None, float | None]
 def lanes(title: str, note: str, epochs: int, slots: Mapping[str, Sequence[Life]]) -> str:
     """One network: a lane per slot, stages as bands, blueprints written where they begin, alpha as a line from 0 to 1."""
     lane, left = 38, 44
-    height = lane * len(slots) + 24
+    height = lane * len(slots) + 16
     per = (WIDTH - left - RIGHT) / epochs
     parts = []
     for row, (slot, lives) in enumerate(slots.items()):
         base = row * lane + lane
         parts.append(f'<rect class="stage DORMANT" x="{left}" y="{base - lane + 4}" width="{per * epochs:.1f}" height="{lane - 4}"/>'
                      f'<text x="{left - 5}" y="{base - lane / 2 + 5}" text-anchor="end">{escape(slot)}</text>')
-        for (stage, blueprint), group in groupby(lives, key=lambda life: (life[1], life[2])):
-            found = list(group)
+        numbered = list(enumerate(lives))
+        for (stage, blueprint, _), group in groupby(numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])):  # also at gaps
+            found = [life for _, life in group]
             x, width = left + (found[0][0] - 1) * per, per * len(found)
             parts.append(f'<rect class="stage {escape(stage)}" x="{x:.1f}" y="{base - lane + 4}" width="{width:.1f}" height="{lane - 4}">'
                          f'<title>{escape(slot)}: {escape(blueprint or "?")} {stage}, epochs {found[0][0]} to {found[-1][0]}</title></rect>')
-        for blueprint, group in groupby(lives, key=lambda life: life[2]):
-            found = [life for life in group if life[3] is not None]
+        for (blueprint, _), group in groupby(numbered, key=lambda n: (n[1][2], n[1][0] - n[0])):
+            found = [life for _, life in group if life[3] is not None]
             if found:
-                parts.append(f'<text class="blueprint" x="{left + (found[0][0] - 1) * per + 2:.1f}" y="{base - lane + 14}">'
-                             f'{escape(blueprint or "?")}</text>')
+                begin, end = left + (found[0][0] - 1) * per + 2, WIDTH - RIGHT
+                place = f'x="{begin:.1f}"' if begin < end - 62 else f'x="{end}" text-anchor="end"'
+                parts.append(f'<text class="blueprint" {place} y="{base - lane + 14}">{escape(blueprint or "?")}</text>')
             points = "L".join(f"{left + e * per:.1f},{base - (a or 0.0) * (lane - 6):.1f}" for e, _, _, a in found)
             parts.append(f'<path class="alpha" d="M{points}"/>' if len(found) > 1 else "")
-    parts += [f'<text x="{left + e * per:.1f}" y="{height - 10}" text-anchor="middle">{e:.0f}</text>' for e in ticks(0, epochs, 8)]
-    parts.append(f'<text class="label" x="{WIDTH - RIGHT}" y="{height - 1}" text-anchor="end">epoch</text>')
+    parts += [f'<text x="{left + e * per:.1f}" y="{height - 4}" text-anchor="middle">{e:.0f}</text>' for e in ticks(1, epochs, 8)]
+    parts.append(f'<text x="{left - 5}" y="{height - 4}" text-anchor="end">epoch</text>')
     return figure(title, note, f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>')

@@ -17,7 +17,7 @@ from esper.leyline import EVENTS, METRICS, LifecycleOp, TelemetryEvent, Telemetr
 from esper.leyline.metrics import FieldKind
 
 BASELINE_ROUNDS = 10
-"""Rounds that a round's reward is compared with; fewer than three say nothing."""
+"""Rounds that a round's reward is compared with."""
 
 
 class Severity(StrEnum):
@@ -157,7 +157,7 @@ class AlertEngine:
             found["unfinished_share"] = 1.0 - sum(o["fossilized"] + o["pruned"] for o in self._outcomes) / germinated
         reward = abs(numbers.get("avg_reward", math.nan))
         if math.isfinite(reward):
-            if len(self._rewards) >= 3:
+            if self._rewards:
                 found["reward_jump"] = reward / max(1.0, *self._rewards)
             self._rewards.append(reward)
         return found

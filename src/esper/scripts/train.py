@@ -27,6 +27,7 @@ from esper.simic.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary
+    from esper.simic.training.dual_ab import ABResult
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes; a run that a signal stopped ends with 128 + its number."""
@@ -131,29 +132,50 @@ def show_results(history: Sequence[BatchSummary]) -> None:
     Console().print(table)
 
 
+def show_comparison(result: ABResult) -> None:
+    """Each reward mode, and each pair of them."""
+    table = Table("reward mode", "J over the last quarter of rounds, 95 % interval")
+    for mode, figure in result.means.items():
+        table.add_row(mode.value, str(figure))
+    for (one, other), figure in result.differences.items():
+        table.add_row(f"{one.value} − {other.value}", str(figure))
+    Console().print(table)
+
+
 def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     """Train, show it, and return the exit code."""
-    from esper.simic.training import vectorized
+    from esper.simic.training import dual_ab, vectorized
 
     assert config.telemetry_dir is not None
-    progress = ProgressOutput(Console(stderr=True), config.rounds)
+    records, progress = _records(config.telemetry_dir), ProgressOutput(Console(stderr=True), config.rounds)
     try:
         with stop_on_signals(vectorized.request_stop) as caught, get_hub().attached(progress):
-            _, history = vectorized.train_ppo_vectorized(**config.to_train_kwargs())
+            if config.ab_reward_modes:
+                result = dual_ab.train_dual_ab(**config.to_train_kwargs())
+            else:
+                _, history = vectorized.train_ppo_vectorized(**config.to_train_kwargs())
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
-        if progress.started:
-            print(f"the run failed; what it recorded is in {config.telemetry_dir}", file=sys.stderr)
-        return FAILED if progress.started else BAD_INPUT
-    if history:
+        if not progress.started and _records(config.telemetry_dir) == records:
+            return BAD_INPUT
+        print(f"the run failed; what it recorded is in {config.telemetry_dir}", file=sys.stderr)
+        return FAILED
+    if config.ab_reward_modes:
+        show_comparison(result)
+    elif history:
         show_results(history)
     print(f"results: {config.telemetry_dir}")
-    if len(history) == config.rounds or not caught:
+    if not caught or (not result.stopped if config.ab_reward_modes else len(history) == config.rounds):
         return DONE
     again = [*arguments, *(word for pair in (("--telemetry-dir", config.telemetry_dir), ("--resume", "auto"))
                            if pair[0] not in arguments for word in pair)]
     print(f"stopped; to go on: python -m esper.scripts.train {shlex.join(again)}")
     return 128 + caught[0]
+
+
+def _records(directory: str) -> set[Path]:
+    """Runs that have begun here: the directory's own, or one for each group of a comparison."""
+    return {*Path(directory).glob("run.json"), *Path(directory).glob("*/run.json")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,9 +1,13 @@
-"""Rules of thumb as a policy: plant where the host has settled and stopped improving, keep what contributes, prune the rest.
+"""Rules of thumb as a policy: plant early where a network that does badly lacks spatial reach, or late where it stands still;
+keep what contributes, prune the rest.
 
 It sees what the learned policy sees, by the names of the feature table, and acts through the same interface.
+
+E envs, S slots.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +16,7 @@ from torch import Tensor
 
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
+    BLUEPRINT_IDS,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -32,37 +37,42 @@ from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
-    """Every threshold of the rules."""
+    """Every threshold of the rules; the defaults are what `python -m benchmarks.tune_heuristic` chose for all digits tasks."""
 
-    blueprints: tuple[str, ...] = ("conv_light", "depthwise", "norm")
-    """Planted in turn; one that was pruned is passed over for a while."""
+    blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
+    """In order of preference; one that was pruned is not planted in the same network again."""
+    min_progress: float = 0.0
+    """Plant from this share of the episode on …"""
+    max_progress: float = 0.3
+    """… until this one: a seed needs time."""
+    max_accuracy: float = 60.0
+    """Plant only in a network below this validation accuracy, in percent, …"""
+    min_tap_ratio: float = 1.0
+    """… in a slot where off-centre taps would receive this much of the centre's gradient, …"""
     plateau_epochs: int = 3
-    """Plant after so many epochs without a gain."""
-    min_progress: float = 0.1
-    """Not before this share of the episode."""
-    max_progress: float = 0.7
-    """Nor after this one: a seed needs time."""
+    """… or anywhere, once the network has settled and gained nothing for so many epochs."""
+    depth_price: float = 1.0
+    """How much less ln(tap ratio) counts in the last slot than in the first: later layers are wider and cost more."""
+    max_seeds: int = 3
+    """Of one network, fossils included."""
+    max_live: int = 3
+    """Of them not yet permanent."""
     fail_age: float = 0.15
     """A seed may be given up after this share of the episode in its stage …"""
-    fail_drop: float = 2.0
+    fail_drop: float = 10.0
     """… if accuracy has dropped by so many points since."""
-    min_contribution: float = 0.5
+    min_contribution: float = 1.0
     """A holding seed that contributes so many points is made permanent; one that does not is pruned."""
-    prune_penalty: float = 2.0
-    """A pruned blueprint's handicap, …"""
-    penalty_decay: float = 0.5
-    """… by which it shrinks each epoch, …"""
-    penalty_limit: float = 3.0
-    """… and from which on it is passed over."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.blueprints if name not in BLUEPRINT_ID_TO_INDEX or name == "noop"]
         if unknown or not self.blueprints:
             offers = [name for name in BLUEPRINT_ID_TO_INDEX if name != "noop"]
             raise BlueprintError(f"heuristic: blueprints are {self.blueprints}; {allowed(offers)}")
-        check_number("heuristic", "plateau_epochs", self.plateau_epochs, integer=True)
-        for name in ("min_progress", "max_progress", "fail_age", "fail_drop", "min_contribution", "prune_penalty",
-                     "penalty_decay", "penalty_limit"):
+        for name in ("plateau_epochs", "max_seeds", "max_live"):
+            check_number("heuristic", name, getattr(self, name), integer=True)
+        for name in ("min_progress", "max_progress", "max_accuracy", "min_tap_ratio", "depth_price", "fail_age", "fail_drop",
+                     "min_contribution"):
             check_number("heuristic", name, getattr(self, name))
 
 
@@ -75,10 +85,12 @@ def _columns(table: Sequence[Feature]) -> Mapping[str, int]:
 
 
 BASE_COLUMN, SLOT_COLUMN = _columns(BASE), _columns(SLOT)
+LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "blending", "holding")]
+STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
 
 class Heuristic(Memoryless):
-    """One set of rules for all envs; each env has its own turn of blueprints and its own handicaps."""
+    """One set of rules for all envs; each env remembers which blueprints it has pruned."""
 
     def __init__(self, config: HeuristicConfig | None, envs: int) -> None:
         self.config = config or HeuristicConfig()
@@ -86,26 +98,44 @@ class Heuristic(Memoryless):
 
     def begin(self, envs: int) -> None:
         """A new episode."""
-        self._turn = [0] * envs
-        self._handicap: list[dict[str, float]] = [{} for _ in range(envs)]
+        self._pruned: list[set[str]] = [set() for _ in range(envs)]
 
     def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
-        if len(masks.op) != len(self._turn):
-            raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._turn)}")
+        if len(masks.op) != len(self._pruned):
+            raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._pruned)}")
         actions = waiting(len(masks.op))
         base, slots, blueprints = obs.base.cpu(), obs.slots.cpu(), obs.blueprints.cpu()
-        legal = masks.slot_by_op.cpu()
+        legal, offered = masks.slot_by_op.cpu(), masks.blueprint.cpu()
+        wanted = self._wanted_slots(base, slots, legal[:, OP_GERMINATE])
         for env in range(len(actions)):
-            self._handicap[env] = {name: value * self.config.penalty_decay for name, value in self._handicap[env].items()}
-            choice = self._tend(slots[env], legal[env])
-            if choice is not None:
+            name = next((n for n in self.config.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[n]]
+                         and n not in self._pruned[env]), None)
+            if wanted[env] >= 0 and name is not None:
+                heads = STANDARD_HEADS | {SLOT_HEAD: int(wanted[env]), BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name],
+                                          OP_HEAD: OP_GERMINATE}
+                actions[env, list(heads)] = torch.tensor(list(heads.values()))
+            elif (choice := self._tend(slots[env], legal[env])) is not None:
                 slot, op = choice
                 if op == OP_PRUNE:
-                    self._note_prune(env, int(blueprints[env, slot]))
+                    self._pruned[env].add(BLUEPRINT_IDS[int(blueprints[env, slot])])
                 actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([slot, op])
-            elif self._may_plant(base[env], slots[env]):
-                self._plant(env, actions, legal[env], masks.blueprint[env])
         return as_step(actions)
+
+    def _wanted_slots(self, base: Tensor, slots: Tensor, free: Tensor) -> Tensor:
+        """[E] the slot to plant in, or −1."""
+        config = self.config
+        progress, plateau = base[:, BASE_COLUMN["progress"]], base[:, BASE_COLUMN["plateau"]] * 10
+        live = slots[..., LIVE].sum((1, 2))
+        seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
+        may = ((progress >= config.min_progress) & (progress <= config.max_progress) & (live < config.max_live)
+               & (seeds < config.max_seeds) & (base[:, BASE_COLUMN["val_accuracy"]] * 100 < config.max_accuracy))
+        still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
+        taps, measured = slots[..., SLOT_COLUMN["tap_ratio"]] * 4, slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
+        blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))
+        score = taps - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
+        score = torch.where(free & may[:, None] & (blind | still[:, None]), score, -torch.inf)
+        best, slot = score.max(1)
+        return torch.where(best.isneginf(), -1, slot)
 
     def _tend(self, slots: Tensor, legal: Tensor) -> tuple[int, int] | None:
         """What a seed needs first: to be made permanent, to be removed, to move on."""
@@ -121,27 +151,3 @@ class Heuristic(Memoryless):
             if len(found):
                 return int(found[0]), op
         return None
-
-    def _may_plant(self, base: Tensor, slots: Tensor) -> bool:
-        """The host has settled and stopped improving, there is time, and no seed is under way."""
-        progress = float(base[BASE_COLUMN["progress"]])
-        plateau = float(base[BASE_COLUMN["plateau"]]) * 10
-        busy = any(slots[:, SLOT_COLUMN[f"stage_{name}"]].any() for name in ("germinated", "training", "blending", "holding"))
-        return (not busy and bool(base[BASE_COLUMN["host_settled"]] > 0) and plateau >= self.config.plateau_epochs - 0.5
-                and self.config.min_progress <= progress <= self.config.max_progress)
-
-    def _plant(self, env: int, actions: Tensor, legal: Tensor, offered: Tensor) -> None:
-        free = legal[OP_GERMINATE].nonzero()
-        names = [n for n in self.config.blueprints if offered[BLUEPRINT_ID_TO_INDEX[n]]]
-        if not len(free) or not names:
-            return
-        order = names[self._turn[env] % len(names):] + names[:self._turn[env] % len(names)]
-        handicap = {n: self._handicap[env].get(n, 0.0) for n in order}
-        name = next((n for n in order if handicap[n] < self.config.penalty_limit), min(order, key=handicap.__getitem__))
-        self._turn[env] += 1
-        actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-            [int(free[0]), BLUEPRINT_ID_TO_INDEX[name], int(GerminationStyle.SIGMOID_ADD), int(TempoAction.FAST), OP_GERMINATE])
-
-    def _note_prune(self, env: int, blueprint: int) -> None:
-        name = next(n for n, i in BLUEPRINT_ID_TO_INDEX.items() if i == blueprint)
-        self._handicap[env][name] = self._handicap[env].get(name, 0.0) + self.config.prune_penalty

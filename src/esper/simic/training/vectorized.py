@@ -55,6 +55,11 @@ def stop_requested() -> bool:
     return _stop.is_set()
 
 
+def clear_stop() -> None:
+    """Forget a request, once it was met."""
+    _stop.clear()
+
+
 def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSummary]]:
     """Train as `TrainingConfig(**fields)` says. Returns the agent (None where the policy does not learn) and one summary per
     round. A caller with a config writes `train_ppo_vectorized(**config.to_train_kwargs())`."""
@@ -66,7 +71,7 @@ def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSumm
         with open_trainer(config, task, get_hub()) as trainer:
             return trainer.run()
     finally:
-        _stop.clear()
+        clear_stop()
 
 
 def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:

@@ -1,0 +1,80 @@
+"""Policies in real environments, and how sure we are of what came out: what the benchmarks of decisions share."""
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+
+from esper.leyline import EpisodeOutcome, PolicyObservation, PolicyProtocol, PolicyStep
+from esper.runtime.data import SharedBatchIterator, Split, load_dataset, validation_batches, validation_split
+from esper.runtime.tasks import TaskSpec
+from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.vector_env import Observation, VectorEnv
+from esper.tamiyo.features import batch_obs_to_features, stack_inputs
+
+EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
+ROWS = 64
+"""Networks per population; what becomes of an env does not depend on it."""
+Watch = Callable[[Observation, PolicyObservation, PolicyStep], None]
+
+
+@cache
+def split_of(dataset: str, val_size: int) -> Split:
+    return validation_split(load_dataset(dataset), val_size, 0)
+
+
+def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> VectorEnv:
+    """These envs, in populations of so many rows."""
+    split = split_of(task.dataset, task.val_size)
+    ids = [list(envs[at:at + rows]) for at in range(0, len(envs), rows)]
+    sizes = [-(-len(group) // 8) * 8 for group in ids]
+    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=0, rows=sizes)
+    groups = [create_env_group(task, group, population=size, device="cpu", root_seed=0)
+              for group, size in zip(ids, sizes, strict=True)]
+    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=0))
+
+
+def observe(env: VectorEnv, seen: Observation) -> PolicyObservation:
+    return batch_obs_to_features(stack_inputs(seen.signals, seen.table, seen.sensors, last_op=[e.last_op for e in env.envs],
+                                              last_success=[e.last_success for e in env.envs]))
+
+
+def play(env: VectorEnv, policy: PolicyProtocol, *, episode: int = 0, epochs: int | None = None,
+         watch: Watch | None = None) -> list[EpisodeOutcome]:
+    """One episode, or its first epochs, under a policy that takes its most likely actions; outcomes in env order."""
+    env.begin_round(episode)
+    hidden = policy.initial_hidden(len(env.envs))
+    for epoch in range(1, (epochs or env.rules.max_epochs) + 1):
+        env.train_epoch(epoch)
+        env.validate(epoch)
+        seen = env.sense(epoch)
+        obs = observe(env, seen)
+        step = policy.act(obs, hidden, seen.masks, deterministic=True)
+        hidden = step.hidden
+        if watch is not None:
+            watch(seen, obs, step)
+        env.act(seen, step.actions.tolist())
+    return env.ledger.outcomes
+
+
+def outcomes(task: TaskSpec, envs: Sequence[int], policy: Callable[[Sequence[int]], PolicyProtocol], *, episode: int = 0,
+             watch: Watch | None = None) -> list[EpisodeOutcome]:
+    """One episode of each env. `policy` makes the policy of some envs."""
+    found = []
+    for at in range(0, len(envs), ROWS):
+        part = envs[at:at + ROWS]
+        found += play(make_env(task, part), policy(part), episode=episode, watch=watch)
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
+    z, n = 1.959964, len(values) - 1
+    t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def show(values: Sequence[float], scale: float = 100) -> str:
+    mean, half = interval(values)
+    return f"{scale * mean:.1f} ± {scale * half:.1f}"

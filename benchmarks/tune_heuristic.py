@@ -1,0 +1,119 @@
+"""Thresholds for the heuristic: random search on training envs, the choice judged on others. `python -m benchmarks.tune_heuristic`
+
+Every candidate plays the same few envs of each task; the best of each task, and the best over all tasks, play more of them;
+what then leads is judged on fresh envs beside a network that never grows. Gains are points of J over that network; over all
+tasks each counts as a share of the largest gain seen in it.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.play import EMBEDDED, outcomes, show
+from esper.leyline import stream_seed
+from esper.runtime.tasks import get_task_spec
+from esper.tamiyo import AlwaysWait
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+
+SCREEN, NARROW, JUDGE = 300_000, 400_000, 500_000
+"""First envs of the three parts."""
+SPACE = {
+    "min_progress": (0.0, 0.1, 0.15, 0.2),
+    "max_progress": (0.15, 0.2, 0.3, 0.5),
+    "max_accuracy": (30.0, 40.0, 50.0, 60.0, 70.0, 100.0),
+    "min_tap_ratio": (0.0, 0.6, 0.8, 1.0, 1.1, 1.2, 1.4, 1.7),
+    "plateau_epochs": (2, 3, 5, 10),
+    "depth_price": (0.0, 0.5, 1.0, 2.0, 4.0),
+    "max_seeds": (1, 2, 3),
+    "max_live": (1, 2, 3),
+    "min_contribution": (0.0, 0.5, 1.0, 2.0, 5.0, 10.0),
+    "blueprints": (("conv_light", "depthwise", "mlp_small", "lora", "norm"), ("depthwise", "conv_light", "lora", "mlp_small", "norm")),
+}
+Table = dict[HeuristicConfig | None, list[float]]
+"""J of each env, by configuration; None never grows."""
+
+
+def candidates(count: int) -> list[HeuristicConfig]:
+    """The defaults and random points of the space."""
+    rng = np.random.default_rng(stream_seed(0, "tune"))
+    drawn = [replace(HeuristicConfig(), **{name: values[rng.integers(len(values))] for name, values in SPACE.items()})
+             for _ in range(count - 1)]
+    return [HeuristicConfig(), *drawn]
+
+
+def measure(task: str, configs: Sequence[HeuristicConfig | None], first: int, count: int) -> Table:
+    found: Table = {}
+    for config in configs:
+        played = outcomes(get_task_spec(task), range(first, first + count),
+                          lambda envs, config=config: AlwaysWait() if config is None else Heuristic(config, len(envs)))
+        found[config] = [outcome.objective for outcome in played]
+    return found
+
+
+def gains(table: Table) -> dict[HeuristicConfig, float]:
+    static = statistics.mean(table[None])
+    return {config: 100 * (statistics.mean(values) - static) for config, values in table.items() if config is not None}
+
+
+def joint(by_task: dict[str, dict[HeuristicConfig, float]]) -> dict[HeuristicConfig, float]:
+    """The mean over tasks of each gain as a share of the task's largest."""
+    shared = set.intersection(*(set(scores) for scores in by_task.values()))
+    return {config: statistics.mean(scores[config] / max(max(scores.values()), 1.0) for scores in by_task.values())
+            for config in shared}
+
+
+def best(scores: dict[HeuristicConfig, float], count: int) -> list[HeuristicConfig]:
+    return sorted(scores, key=lambda config: (-scores[config], str(config)))[:count]
+
+
+def changes(config: HeuristicConfig) -> str:
+    """What differs from the defaults."""
+    default = asdict(HeuristicConfig())
+    return ", ".join(f"{name} {value}" for name, value in asdict(config).items() if value != default[name]) or "defaults"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
+    parser.add_argument("--candidates", type=int, default=40)
+    parser.add_argument("--screen", type=int, default=16, help="envs that every candidate meets; twice as many with conditions")
+    parser.add_argument("--keep", type=int, default=5, help="finalists of each task, and over all tasks")
+    parser.add_argument("--narrow", type=int, default=48, help="envs that the finalists meet")
+    parser.add_argument("--judge", type=int, default=64, help="fresh envs that judge")
+    parser.add_argument("--out", type=Path, default=Path("tune_heuristic.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.process_time()
+    screened = {}
+    for task in options.tasks:
+        count = options.screen * (1 if get_task_spec(task).conditions is None else 2)
+        screened[task] = gains(measure(task, [None, *candidates(options.candidates)], SCREEN, count))
+        print(f"{task}: best gain {max(screened[task].values()):.1f}, median {statistics.median(screened[task].values()):.1f} "
+              f"({time.process_time() - start:.0f} s)", flush=True)
+    everywhere = best(joint(screened), options.keep)
+    narrowed = {task: gains(measure(task, [None, *dict.fromkeys([*everywhere, *best(screened[task], options.keep)])], NARROW,
+                                    options.narrow)) for task in options.tasks}
+    default = best(joint(narrowed), 1)[0]
+    print(f"\nfor all tasks: {default}\n\n| task | chosen for | changes | J | J − static |\n|---|---|---|---|---|", flush=True)
+    report = {"all": asdict(default), "tasks": {}}
+    for task, scores in narrowed.items():
+        own = best(scores, 1)[0]
+        judged = measure(task, [None, default, own], JUDGE, options.judge)
+        for label, config in (("all tasks", default), ("this task", own)):
+            gain = [value - still for value, still in zip(judged[config], judged[None], strict=True)]
+            print(f"| {task} | {label} | {changes(config)} | {show(judged[config])} | {show(gain)} |", flush=True)
+        report["tasks"][task] = {"config": asdict(own), "narrowed": [(str(c), g) for c, g in scores.items()]}
+    print(f"\n{time.process_time() - start:.0f} s of CPU time")
+    options.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""A/B of reward modes: one policy per mode, on the same random streams, their rounds interleaved.
+
+Networks, data order and action noise of env i in round r are the same in every group, so results are compared pair by pair.
+"""
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline import EsperError, RewardMode
+from esper.leyline.statistics import Estimate, estimate, paired
+from esper.nissa import TelemetryHub
+from esper.simic.training import vectorized
+from esper.simic.training.config import TrainingConfig
+
+LAST_SHARE = 0.25
+"""Groups are compared over the last quarter of their rounds, when they have learned what they will."""
+
+
+@dataclass(frozen=True, slots=True)
+class ABResult:
+    """Objective J by mode, [rounds, envs] each, of the rounds that all groups have played; and what it says."""
+
+    objectives: dict[RewardMode, npt.NDArray[np.float64]]
+    means: dict[RewardMode, Estimate]
+    differences: dict[tuple[RewardMode, RewardMode], Estimate]
+    """One − other, paired by round and env."""
+    stopped: bool = False
+
+    @classmethod
+    def of(cls, played: dict[RewardMode, dict[int, list[float]]], *, stopped: bool = False) -> ABResult:
+        common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
+        if not common:
+            raise EsperError("A/B: no round was finished by every group, so there is nothing to compare")
+        objectives = {mode: np.array([rounds[r] for r in common]) for mode, rounds in played.items()}
+        last = {mode: values[-max(1, int(len(common) * LAST_SHARE)):].ravel() for mode, values in objectives.items()}
+        return cls(objectives, {mode: estimate(values) for mode, values in last.items()},
+                   {(a, b): paired(last[a], last[b]) for a, b in combinations(last, 2)}, stopped)
+
+
+def train_dual_ab(**fields: Any) -> ABResult:
+    """Train one policy per mode of `ab_reward_modes`; each group has its own part of the run directory."""
+    config = TrainingConfig(**fields)
+    if len(config.ab_reward_modes) < 2:
+        raise EsperError(f"A/B: ab_reward_modes is {config.ab_reward_modes}, needs two or more modes")
+    from esper.runtime.tasks import get_task_spec
+
+    task = vectorized.resolve_task(config, get_task_spec(config.task))
+    played: dict[RewardMode, dict[int, list[float]]] = {mode: {} for mode in config.ab_reward_modes}
+    with ExitStack() as runs:
+        runs.callback(vectorized.clear_stop)
+        groups = {mode: runs.enter_context(vectorized.open_trainer(_group(config, mode), task, TelemetryHub()))
+                  for mode in config.ab_reward_modes}
+        for finished in range(1, config.rounds + 1):
+            for mode, trainer in groups.items():
+                before = trainer.progress.round_idx
+                trainer.run(until=finished)
+                if trainer.progress.round_idx > before:
+                    played[mode][before] = [outcome.objective for outcome in trainer.env.ledger.outcomes]
+        stopped = any(trainer.stopped for trainer in groups.values())
+    return ABResult.of(played, stopped=stopped)
+
+
+def _group(config: TrainingConfig, mode: RewardMode) -> TrainingConfig:
+    directory = None if config.telemetry_dir is None else str(Path(config.telemetry_dir) / mode.value)
+    return config.replace(ab_reward_modes=(), reward=replace(config.reward, mode=mode), telemetry_dir=directory)

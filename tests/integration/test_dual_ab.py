@@ -1,0 +1,71 @@
+"""A/B of reward modes: paired, interleaved, with intervals that say what they should."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from run_helpers import SMALL, story
+
+from esper.leyline import EsperError, RewardMode
+from esper.leyline.statistics import estimate, interquartile_mean, paired
+from esper.simic.training.dual_ab import ABResult, train_dual_ab
+
+
+def test_groups_play_the_same_episodes_until_they_learn_otherwise(tmp_path) -> None:
+    result = train_dual_ab(**SMALL, ab_reward_modes=("sparse", "shaped"), telemetry_dir=str(tmp_path))
+    sparse, shaped = (result.objectives[mode] for mode in (RewardMode.SPARSE, RewardMode.SHAPED))
+    assert sparse.shape == shaped.shape == (SMALL["rounds"], SMALL["envs"])
+    assert np.array_equal(sparse[0], shaped[0]), "before its first update no group can know its reward"
+    assert set(result.differences) == {(RewardMode.SPARSE, RewardMode.SHAPED)}
+    for mode in ("sparse", "shaped"):
+        started = story(tmp_path / mode)[0]
+        assert started["event_type"] == "run_started"
+        assert started["data"]["reward_mode"] == mode
+
+
+def test_one_mode_is_no_comparison() -> None:
+    with pytest.raises(EsperError, match="two or more"):
+        train_dual_ab(**SMALL)
+
+
+def test_groups_are_compared_over_the_rounds_that_all_have_played() -> None:
+    played = {RewardMode.SPARSE: {r: [0.5, 0.6] for r in range(8)}, RewardMode.SHAPED: {r: [0.4, 0.4] for r in range(2, 7)}}
+    result = ABResult.of(played)
+    assert {len(values) for values in result.objectives.values()} == {5}
+    difference = result.differences[RewardMode.SPARSE, RewardMode.SHAPED]
+    assert difference.value == pytest.approx(0.15)
+    assert difference.low > 0
+    with pytest.raises(EsperError, match="nothing to compare"):
+        ABResult.of({RewardMode.SPARSE: {0: [0.1]}, RewardMode.SHAPED: {}})
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        found = estimate(rng.normal(0.3, 1.0, 40))
+        covered += found.low <= 0.3 <= found.high
+    assert 180 <= covered <= 199
+
+
+def test_pairing_takes_out_what_both_share() -> None:
+    rng = np.random.default_rng(1)
+    shared = rng.normal(0, 5, 60)
+    one, other = shared + rng.normal(0.5, 0.5, 60), shared + rng.normal(0, 0.5, 60)
+    assert paired(one, other).low > 0
+    assert estimate(one).low < 0 < estimate(one).high
+    with pytest.raises(EsperError, match="paired"):
+        paired(one, other[:5])
+
+
+def test_the_interquartile_mean_is_the_mean_of_the_middle_half() -> None:
+    values = np.array([[100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -100.0]])
+    assert interquartile_mean(values)[0] == pytest.approx(np.mean([2.0, 3.0, 4.0, 5.0]))
+    odd = np.arange(5.0)[None]
+    # A quarter of 5 is 1.25 samples: of the second and fourth only three quarters count.
+    assert interquartile_mean(odd)[0] == pytest.approx((0.75 * 1 + 2 + 0.75 * 3) / 2.5)
+
+
+def test_strata_keep_their_share() -> None:
+    values, strata = [0.0] * 10 + [1.0] * 10, [0] * 10 + [1] * 10
+    assert estimate(values, strata=strata).low == estimate(values, strata=strata).high == 0.5
+    assert estimate(values).low < 0.5 < estimate(values).high
