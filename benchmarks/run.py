@@ -13,10 +13,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import data, kasmina, system
+from benchmarks import data, kasmina, system, tamiyo
 from benchmarks.harness import Row, interleave
 
-PARTS: dict[str, Callable[[], Iterable[Row]]] = {"kasmina": kasmina.rows, "data": data.rows, "system": system.rows}
+PARTS: dict[str, Callable[[], Iterable[Row]]] = {
+    "kasmina": kasmina.rows, "data": data.rows, "tamiyo": tamiyo.rows, "system": system.rows}
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""
 

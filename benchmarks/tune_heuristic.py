@@ -1,8 +1,8 @@
-"""Thresholds for the heuristic: random search on training envs, the choice judged on others. `python -m benchmarks.tune_heuristic`
+"""Thresholds for the heuristic: random search on training envs, the choice judged on others.
 
-Every candidate plays the same few envs of each task; the best of each task, and the best over all tasks, play more of them;
-what then leads is judged on fresh envs beside a network that never grows. Gains are points of J over that network; over all
-tasks each counts as a share of the largest gain seen in it.
+`python -m benchmarks.tune_heuristic`: every candidate plays the same few envs of each task; the best of each task, and the best
+over all tasks, play more of them; what then leads is judged on fresh envs beside a network that never grows. Gains are points
+of J over that network; over all tasks each counts as a share of the largest gain seen in it.
 """
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.play import EMBEDDED, outcomes, show
-from esper.leyline import stream_seed
+from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 
 SCREEN, NARROW, JUDGE = 300_000, 400_000, 500_000
 """First envs of the three parts."""
-SPACE = {
+SPACE: dict[str, tuple[Any, ...]] = {
     "min_progress": (0.0, 0.1, 0.15, 0.2),
     "max_progress": (0.15, 0.2, 0.3, 0.5),
     "max_accuracy": (30.0, 40.0, 50.0, 60.0, 70.0, 100.0),
@@ -35,7 +37,8 @@ SPACE = {
     "max_seeds": (1, 2, 3),
     "max_live": (1, 2, 3),
     "min_contribution": (0.0, 0.5, 1.0, 2.0, 5.0, 10.0),
-    "blueprints": (("conv_light", "depthwise", "mlp_small", "lora", "norm"), ("depthwise", "conv_light", "lora", "mlp_small", "norm")),
+    "blueprints": (("conv_light", "depthwise", "mlp_small", "lora", "norm"),
+                   ("depthwise", "conv_light", "lora", "mlp_small", "norm")),
 }
 Table = dict[HeuristicConfig | None, list[float]]
 """J of each env, by configuration; None never grows."""
@@ -43,17 +46,20 @@ Table = dict[HeuristicConfig | None, list[float]]
 
 def candidates(count: int) -> list[HeuristicConfig]:
     """The defaults and random points of the space."""
-    rng = np.random.default_rng(stream_seed(0, "tune"))
+    rng = np.random.default_rng(stream_seed(0, "sampling"))
     drawn = [replace(HeuristicConfig(), **{name: values[rng.integers(len(values))] for name, values in SPACE.items()})
              for _ in range(count - 1)]
     return [HeuristicConfig(), *drawn]
 
 
+def policy_of(config: HeuristicConfig | None, envs: Sequence[int]) -> PolicyProtocol:
+    return AlwaysWait() if config is None else Heuristic(config, len(envs))
+
+
 def measure(task: str, configs: Sequence[HeuristicConfig | None], first: int, count: int) -> Table:
     found: Table = {}
     for config in configs:
-        played = outcomes(get_task_spec(task), range(first, first + count),
-                          lambda envs, config=config: AlwaysWait() if config is None else Heuristic(config, len(envs)))
+        played = outcomes(get_task_spec(task), range(first, first + count), partial(policy_of, config))
         found[config] = [outcome.objective for outcome in played]
     return found
 
@@ -103,7 +109,7 @@ def main() -> None:
                                     options.narrow)) for task in options.tasks}
     default = best(joint(narrowed), 1)[0]
     print(f"\nfor all tasks: {default}\n\n| task | chosen for | changes | J | J − static |\n|---|---|---|---|---|", flush=True)
-    report = {"all": asdict(default), "tasks": {}}
+    report: dict[str, Any] = {"all": asdict(default), "tasks": {}}
     for task, scores in narrowed.items():
         own = best(scores, 1)[0]
         judged = measure(task, [None, default, own], JUDGE, options.judge)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from esper.leyline import METRICS, TelemetryEvent, TelemetryEventType
-from esper.nissa import Alert, AlertEngine, JsonlOutput, MemoryOutput, TelemetryHub, evaluate, read_events
+from esper.nissa import Alert, AlertEngine, JsonlOutput, MemoryOutput, TelemetryError, TelemetryHub, evaluate, read_events
 from esper.nissa.alerts import RULES, Severity
 
 PPO = {"skipped_steps": 0, "log_prob_drift": 1e-6, "optimizer_steps": 24, "grad_norm_max": 2.0, "grad_norm": 0.8, "entropy": 1.5,
@@ -153,3 +153,10 @@ def test_alert_events_are_passed_over() -> None:
     for e in [*round_of(0), event("alert", code="kl_spike"), *round_of(1)]:
         hub.emit(e)
     assert evaluate(e for _, e in memory.events) == []
+
+
+@pytest.mark.parametrize("line", [{"seq": 3}, {"seq": 3, "event_type": "party", "data": {}}, {"seq": 3, "event_type": "alert"},
+                                  {"seq": 3, "event_type": "alert", "data": [1]}])
+def test_a_foreign_line_is_named(line: dict[str, Any]) -> None:
+    with pytest.raises(TelemetryError, match=r"event 3: type .*allowed: run_started, run_ended, .*, with an object"):
+        evaluate([line])

@@ -20,6 +20,7 @@ from esper.leyline import TelemetryEvent, TelemetryEventType
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.runtime.data.sources import cache_file, data_root
 from esper.scripts.train import ProgressOutput, main
+from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -89,14 +90,30 @@ def test_a_run_without_a_directory_gets_a_new_one_each_time(tmp_path: Path, monk
 
 
 def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def outcomes(directory: str) -> list[dict[str, object]]:
-        return [event["data"] for event in RunDirectory.open(tmp_path / directory).events()
-                if event["event_type"] == "episode_outcome"]
+    def objectives(directory: str) -> list[float]:
+        return [event["data"]["avg_objective"] for event in RunDirectory.open(tmp_path / directory).events()
+                if event["event_type"] == "batch_completed"]
 
-    assert main(["ppo", *SMALL, "--rounds", "1", "--telemetry-dir", str(tmp_path / "A")]) == 0
-    assert main(["--config", str(tmp_path / "A" / "config.json"), "--telemetry-dir", str(tmp_path / "B")]) == 0
-    assert outcomes("A") == outcomes("B") != []
+    assert main(["ppo", *SMALL, "--rounds", "2", "--telemetry-dir", str(tmp_path / "A")]) == 0
+    recorded = tmp_path / "A" / "config.json"
+    assert main(["--config", str(recorded), "--telemetry-dir", str(tmp_path / "B")]) == 0
+    config, _ = resolve(file=recorded, flags={"telemetry_dir": "none"})
+    agent, history = vectorized.train_ppo_vectorized(**config.to_train_kwargs())
+    assert agent is not None
+    assert objectives("A") == objectives("B") == [summary.mean_objective for summary in history]
     capsys.readouterr()
+
+
+def test_the_entry_point_is_looked_up_when_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_ppo_vectorized, told = vectorized.train_ppo_vectorized, []
+
+    def watched(**fields: object) -> object:
+        told.append(TrainingConfig(**fields))  # type: ignore[arg-type]
+        return train_ppo_vectorized(**fields)
+
+    monkeypatch.setattr(vectorized, "train_ppo_vectorized", watched)
+    assert main(["wait", *SMALL, "--rounds", "1", "--telemetry-dir", str(tmp_path / "D")]) == 0
+    assert [config.to_json() for config in told] == [RunDirectory.open(tmp_path / "D").config]
 
 
 def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

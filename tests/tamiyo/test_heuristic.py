@@ -1,6 +1,8 @@
 """Each rule of the heuristic on a made-up observation, and a real episode through the environment."""
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -16,77 +18,111 @@ from esper.leyline import (
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import BASE_COLUMN, SLOT_COLUMN, Heuristic, HeuristicConfig
 
-CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"))
-SETTLED = {"progress": 0.4, "plateau": 0.3, "host_settled": 1.0}
+CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"), min_progress=0.1, max_progress=0.6, max_accuracy=50.0,
+                         min_tap_ratio=1.2, plateau_epochs=3, depth_price=1.0, max_seeds=2, max_live=1, fail_age=0.15,
+                         fail_drop=2.0, min_contribution=0.5)
+LIGHT, DEPTHWISE = (BLUEPRINT_ID_TO_INDEX[name] for name in CONFIG.blueprints)
+BADLY_OFF = {"progress": 0.4, "val_accuracy": 0.3}
+"""A network in which seeds may be planted."""
+
+
+def taps(ratio: float) -> float:
+    """A tap ratio as the feature table scales it."""
+    return math.log(ratio) / 4
 
 
 def decide(policy: Heuristic, legal: dict[str, list[int]], *, base: dict[str, float] | None = None,
-           slot: dict[str, float] | None = None):
-    """One env, two slots; `slot` describes the first, `legal` maps operations to the slots where they are allowed."""
-    obs = PolicyObservation(torch.zeros(1, BASE_DIM), torch.zeros(1, 2, SLOT_DIM),
-                            torch.tensor([[BLUEPRINT_ID_TO_INDEX["conv_light"], -1]]))
+           slots: tuple[dict[str, float], ...] = ()) -> tuple[str, int, int]:
+    """One env, three slots; `slots` describes the first ones, `legal` maps operations to the slots where they are allowed."""
+    obs = PolicyObservation(torch.zeros(1, BASE_DIM), torch.zeros(1, 3, SLOT_DIM), torch.tensor([[LIGHT, -1, -1]]))
+    obs.slots[0, :, SLOT_COLUMN["depth"]] = torch.tensor([0.0, 0.5, 1.0])
     for name, value in (base or {}).items():
         obs.base[0, BASE_COLUMN[name]] = value
-    for name, value in (slot or {}).items():
-        bit = name.endswith("?")
-        obs.slots[0, 0, SLOT_COLUMN[name.rstrip("?")] + bit] = value
-    by_op = torch.zeros(1, 6, 2, dtype=torch.bool)
+    for slot, values in enumerate(slots):
+        for name, value in values.items():
+            obs.slots[0, slot, SLOT_COLUMN[name.rstrip("?")] + name.endswith("?")] = value
+    by_op = torch.zeros(1, 6, 3, dtype=torch.bool)
     by_op[:, LifecycleOp.WAIT] = True
-    for op, slots in legal.items():
-        by_op[0, LifecycleOp[op], slots] = True
+    for op, places in legal.items():
+        by_op[0, LifecycleOp[op], places] = True
     masks = ActionMasks(by_op.any(2), by_op, torch.ones(1, 13, dtype=torch.bool),
                         *(torch.ones(1, n, dtype=torch.bool) for n in (4, 3, 3, 4, 5)))
     action = policy.act(obs, None, masks).actions[0].tolist()
     return LifecycleOp(action[-1]).name, action[0], action[1]
 
 
-def test_it_plants_when_the_host_has_settled_and_stands_still() -> None:
-    legal = {"GERMINATE": [1]}
-    assert decide(Heuristic(CONFIG, 1), legal, base=SETTLED) == ("GERMINATE", 1, BLUEPRINT_ID_TO_INDEX["conv_light"])
-    for change in ({"host_settled": 0.0}, {"plateau": 0.2}, {"progress": 0.05}, {"progress": 0.9}):
-        assert decide(Heuristic(CONFIG, 1), legal, base=SETTLED | change)[0] == "WAIT", change
-    assert decide(Heuristic(CONFIG, 1), {}, base=SETTLED)[0] == "WAIT"
-    assert decide(Heuristic(CONFIG, 1), legal, base=SETTLED, slot={"stage_blending": 1.0})[0] == "WAIT"
+def sensed(*ratios: float) -> tuple[dict[str, float], ...]:
+    return tuple({"tap_ratio": taps(ratio), "tap_ratio?": 1.0} for ratio in ratios)
 
 
-def test_blueprints_take_turns() -> None:
+def test_it_plants_where_spatial_reach_is_missing() -> None:
+    free = {"GERMINATE": [0, 1, 2]}
+    blind = sensed(1.1, 2.0, 1.0)
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=blind) == ("GERMINATE", 1, LIGHT)
+    for change in ({"val_accuracy": 0.5}, {"progress": 0.05}, {"progress": 0.7}):
+        assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF | change, slots=blind)[0] == "WAIT", change
+    assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [0, 2]}, base=BADLY_OFF, slots=blind)[0] == "WAIT"
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.1, 1.19, 1.0))[0] == "WAIT"
+    unmeasured = tuple(slot | {"tap_ratio?": 0.0} for slot in blind)
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=unmeasured)[0] == "WAIT"
+
+
+def test_a_later_slot_must_be_worse_off_to_be_chosen() -> None:
+    free = {"GERMINATE": [0, 1, 2]}
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.3, 1.5, 1.0))[1] == 0
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.3, 2.2, 1.0))[1] == 1
+
+
+def test_it_plants_anywhere_when_the_host_has_settled_and_stands_still() -> None:
+    free, still = {"GERMINATE": [0, 1, 2]}, BADLY_OFF | {"host_settled": 1.0, "plateau": 0.3}
+    assert decide(Heuristic(CONFIG, 1), free, base=still) == ("GERMINATE", 0, LIGHT)
+    for change in ({"host_settled": 0.0}, {"plateau": 0.2}):
+        assert decide(Heuristic(CONFIG, 1), free, base=still | change)[0] == "WAIT", change
+
+
+@pytest.mark.parametrize(("stages", "wanted"), [
+    ((), "GERMINATE"), (("fossilized",), "GERMINATE"), (("blending",), "WAIT"), (("fossilized", "fossilized"), "WAIT")])
+def test_seeds_are_limited(stages, wanted) -> None:
+    slots = [dict(slot) for slot in sensed(1.0, 1.0, 3.0)]
+    for slot, stage in enumerate(stages):
+        slots[slot][f"stage_{stage}"] = 1.0
+    assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [2]}, base=BADLY_OFF, slots=tuple(slots))[0] == wanted
+
+
+def test_a_pruned_blueprint_is_not_planted_again_in_this_episode() -> None:
     policy = Heuristic(CONFIG, 1)
-    planted = [decide(policy, {"GERMINATE": [1]}, base=SETTLED)[2] for _ in range(3)]
-    assert planted == [BLUEPRINT_ID_TO_INDEX[n] for n in ("conv_light", "depthwise", "conv_light")]
-
-
-def test_a_pruned_blueprint_is_passed_over() -> None:
-    policy = Heuristic(HeuristicConfig(blueprints=("conv_light", "depthwise"), penalty_limit=0.5), 1)
-    holding = {"stage_holding": 1.0, "contribution": -0.1, "contribution?": 1.0}
-    assert decide(policy, {"PRUNE": [0], "FOSSILIZE": [0]}, slot=holding)[0] == "PRUNE"
-    assert decide(policy, {"GERMINATE": [1]}, base=SETTLED)[2] == BLUEPRINT_ID_TO_INDEX["depthwise"]
+    holding = ({"stage_holding": 1.0, "contribution": -0.1, "contribution?": 1.0},)
+    assert decide(policy, {"PRUNE": [0], "FOSSILIZE": [0]}, slots=holding)[0] == "PRUNE"
+    free, blind = {"GERMINATE": [1]}, sensed(1.0, 3.0)
+    assert decide(policy, free, base=BADLY_OFF, slots=blind)[2] == DEPTHWISE
+    policy.begin(1)
+    assert decide(policy, free, base=BADLY_OFF, slots=blind)[2] == LIGHT
 
 
 @pytest.mark.parametrize(("contribution", "wanted"), [(0.1, "FOSSILIZE"), (0.04, "PRUNE"), (-0.2, "PRUNE")])
 def test_what_contributes_stays(contribution, wanted) -> None:
-    slot = {"stage_holding": 1.0, "contribution": contribution, "contribution?": 1.0}
-    assert decide(Heuristic(CONFIG, 1), {"PRUNE": [0], "FOSSILIZE": [0]}, slot=slot) == (wanted, 0, 0)
+    slots = ({"stage_holding": 1.0, "contribution": contribution, "contribution?": 1.0},)
+    assert decide(Heuristic(CONFIG, 1), {"PRUNE": [0], "FOSSILIZE": [0]}, slots=slots) == (wanted, 0, 0)
 
 
 def test_an_unmeasured_contribution_decides_nothing() -> None:
-    slot = {"stage_holding": 1.0, "contribution": 0.0, "contribution?": 0.0}
-    assert decide(Heuristic(CONFIG, 1), {"PRUNE": [0], "FOSSILIZE": [0]}, slot=slot)[0] == "WAIT"
+    slots = ({"stage_holding": 1.0, "contribution": 0.0, "contribution?": 0.0},)
+    assert decide(Heuristic(CONFIG, 1), {"PRUNE": [0], "FOSSILIZE": [0]}, slots=slots)[0] == "WAIT"
 
 
 def test_seeds_move_on_unless_they_fail() -> None:
     slot = {"stage_training": 1.0, "stage_age": 0.3, "improvement": 0.1}
     legal, failing = {"ADVANCE": [0], "PRUNE": [0]}, {"improvement": -0.3}
-    assert decide(Heuristic(CONFIG, 1), legal, slot=slot)[0] == "ADVANCE"
-    assert decide(Heuristic(CONFIG, 1), legal, slot=slot | failing)[0] == "PRUNE"
-    assert decide(Heuristic(CONFIG, 1), legal, slot=slot | failing | {"stage_age": 0.0})[0] == "ADVANCE"
+    assert decide(Heuristic(CONFIG, 1), legal, slots=(slot,))[0] == "ADVANCE"
+    assert decide(Heuristic(CONFIG, 1), legal, slots=(slot | failing,))[0] == "PRUNE"
+    assert decide(Heuristic(CONFIG, 1), legal, slots=(slot | failing | {"stage_age": 0.0},))[0] == "ADVANCE"
 
 
-def test_a_real_episode_is_legal() -> None:
+def test_a_real_episode_is_legal_and_grows() -> None:
     task = small_task("digits_impaired", epochs=14, steps=6)
     env = make_env(task, 4)
-    policy = Heuristic(HeuristicConfig(blueprints=("conv_light",), plateau_epochs=0, min_progress=0.0), 4)
+    policy = Heuristic(HeuristicConfig(min_contribution=0.0), 4)
     env.begin_round(0)
-    ops = []
     for epoch in range(1, 15):
         env.train_epoch(epoch)
         env.validate(epoch)
@@ -95,8 +131,8 @@ def test_a_real_episode_is_legal() -> None:
                               last_success=[e.last_success for e in env.envs])
         result = env.act(seen, policy.act(batch_obs_to_features(inputs), None, seen.masks).actions.tolist())
         assert all(outcome.executed for outcome in result.outcomes)
-        ops += [outcome.spec.op.name for outcome in result.outcomes]
-    assert {"GERMINATE", "ADVANCE"} <= set(ops)
+    assert all(outcome.germinated for outcome in env.ledger.outcomes)
+    assert any(outcome.fossilized for outcome in env.ledger.outcomes)
 
 
 def test_bad_input() -> None:
@@ -104,5 +140,7 @@ def test_bad_input() -> None:
         HeuristicConfig(blueprints=("noop",))
     with pytest.raises(EsperError, match="plateau_epochs"):
         HeuristicConfig(plateau_epochs=-1)
+    with pytest.raises(EsperError, match="max_accuracy"):
+        HeuristicConfig(max_accuracy=math.nan)
     with pytest.raises(EsperError, match="1 envs, this policy was made for 2"):
         decide(Heuristic(CONFIG, 2), {})

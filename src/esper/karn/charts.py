@@ -1,17 +1,19 @@
-"""Charts as inline SVG. Colours come from the page's style sheet; a value that is None leaves a gap."""
+"""Charts as inline SVG. Colours come from the page's style sheet; a value that is None, NaN or Inf leaves a gap."""
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 
 Values = Sequence[float | None]
+Series = Mapping[str, Values]
 WIDTH, HEIGHT = 460, 200
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 32
 COLOURS = 10
 """Classes c0 to c9 of the style sheet; series beyond them start over."""
+ABSENT = '<p class="absent">not measured</p>'
 
 
 def number(value: object) -> str:
@@ -28,29 +30,41 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def tag(name: str, text: str = "", **attributes: object) -> str:
+    """An element; `css` is its class, numbers are rounded to a tenth of a pixel."""
+    shown = [(key, f"{value:.1f}" if isinstance(value, float) else escape(str(value))) for key, value in attributes.items()]
+    inside = "".join(f' {"class" if key == "css" else key.replace("_", "-")}="{value}"' for key, value in shown)
+    return f"<{name}{inside}>{text}</{name}>"
+
+
+def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = None) -> str:
+    keys = "".join(f"<span>{tag('i', css=css)}{escape(name)}</span>" for name, css in (legend or {}).items())
+    caption = f"<figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>"
+    return f"<figure>{caption}{body}{tag('div', keys, css='legend') if keys else ''}</figure>"
 
 
 class Frame:
     """The axes of one chart, and the way from values to pixels."""
 
-    def __init__(self, x: Sequence[float], y: tuple[float, float], x_label: str, *, pad: float = 0.0) -> None:
+    def __init__(self, x: Sequence[float], low: float, high: float, x_label: str, *, pad: float = 0.0) -> None:
         self.x0, self.x1 = min(x) - pad, max(x) + pad
         if self.x0 == self.x1:
             self.x0, self.x1 = self.x0 - 0.5, self.x1 + 0.5
-        low, high = y
-        if not high - low > 1e-12 * max(abs(low), abs(high)):
+        if high - low <= 1e-6 * max(abs(low), abs(high)):
             low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
         margin = (high - low) * 0.05
         self.y0, self.y1 = (low - margin if low else low), (high + margin if high else high)
-        self.parts = [f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>']
-        for value in ticks(self.y0, self.y1):
-            self.parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(value):.1f}" y2="{self.y(value):.1f}"/>'
-                              f'<text x="{LEFT - 5}" y="{self.y(value) + 3.5:.1f}" text-anchor="end">{number(value)}</text>')
-        for value in ticks(self.x0, self.x1, 8):
-            if value.is_integer():
-                self.parts.append(f'<text x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 14}" text-anchor="middle">{value:.0f}</text>')
+        self.parts = [tag("text", escape(x_label), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 3, text_anchor="middle")]
+        marks = ticks(self.y0, self.y1)
+        digits = max(0, math.ceil(-math.log10(_step(marks)) - 1e-9))
+        for value in marks:
+            text = f"{value:,.{digits}f}" if digits < 5 else f"{value:.1e}"
+            self.parts += [self.level(value, "grid"), tag("text", text, x=LEFT - 5, y=self.y(value) + 3.5, text_anchor="end")]
+        self.parts += [tag("text", f"{value:.0f}", x=self.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+                       for value in ticks(self.x0, self.x1, 8) if round(value, 9).is_integer()]
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
@@ -58,86 +72,89 @@ class Frame:
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
-    def path(self, x: Sequence[float], values: Values) -> str:
-        """Line segments through the values that are there."""
-        runs = groupby(zip(x, values, strict=True), key=lambda point: point[1] is None)
-        return "".join("M" + "L".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in points if b is not None)
-                       for absent, points in runs if not absent)
+    def level(self, value: float, css: str) -> str:
+        return tag("line", css=css, x1=LEFT, x2=WIDTH - RIGHT, y1=self.y(value), y2=self.y(value))
 
-    def svg(self, x: Sequence[float], series: Mapping[str, Values]) -> str:
+    def path(self, points: Sequence[tuple[float, float | None]]) -> str:
+        """Line segments through the values that are there."""
+        return "".join("M" + "L".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in group if b is not None)
+                       for absent, group in groupby(points, key=lambda point: point[1] is None) if not absent)
+
+    def svg(self, x: Sequence[float], series: Series) -> str:
         """All of it, with the numbers that the page shows under the pointer."""
         shown = {name: [number(value) for value in values] for name, values in series.items()}
-        data = {"x": list(x), "px": [round(self.x(v), 1) for v in x], "series": shown}
-        return (f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" data-chart="{escape(json.dumps(data))}">'
-                f'{"".join(self.parts)}</svg>')
+        data = json.dumps({"x": list(x), "px": [round(self.x(v), 1) for v in x], "series": shown})
+        return tag("svg", "".join(self.parts), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", data_chart=data)
 
 
-def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = None) -> str:
-    keys = "".join(f'<span><i class="{css}"></i>{escape(name)}</span>' for name, css in (legend or {}).items())
-    return (f'<figure><figcaption><b>{escape(title)}</b> {escape(note)}</figcaption>{body}'
-            f'{f"""<div class="legend">{keys}</div>""" if keys else ""}</figure>')
-
-
-def lines(title: str, x: Sequence[float], series: Mapping[str, Values], *, note: str = "", x_label: str = "round",
+def lines(title: str, x: Sequence[float], series: Series, *, note: str = "", x_label: str = "round",
           limits: Sequence[float] = (), band: tuple[Values, Values] | None = None) -> str:
     """One line per series; `band` shades between two more; `limits` are drawn where they are near."""
+    series = _finite(series)
     every = [v for values in (*series.values(), *(band or ())) for v in values if v is not None]
     if not every:
-        return figure(title, note, '<p class="absent">not measured</p>')
-    low, high = min(every), max(every)
-    near = [v for v in limits if low - (high - low or abs(high)) <= v <= high + (high - low or abs(high))]
-    frame = Frame(x, (min(low, *near, low), max(high, *near, high)), x_label)
+        return figure(title, note, ABSENT)
+    span = max(every) - min(every) or abs(every[0])
+    near = [v for v in limits if min(every) - span <= v <= max(every) + span]
+    frame = Frame(x, min(*every, *near, every[0]), max(*every, *near, every[0]), x_label)
     if band is not None:
-        there = [(a, b, c) for a, b, c in zip(x, *band, strict=True) if b is not None and c is not None]
-        edge = [*((a, c) for a, _, c in there), *((a, b) for a, b, _ in reversed(there))]
-        frame.parts.append(f'<path class="band" d="M{"L".join(f"{frame.x(a):.1f},{frame.y(b):.1f}" for a, b in edge)}Z"/>')
-    for value in near:
-        frame.parts.append(f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{frame.y(value):.1f}" y2="{frame.y(value):.1f}"/>')
+        low, high = ([(a, b) for a, b in zip(x, edge, strict=True) if b is not None] for edge in band)
+        frame.parts.append(tag("path", css="band", d=frame.path([*high, *reversed(low)]) + "Z"))
+    frame.parts += [frame.level(value, "limit") for value in near]
     for i, values in enumerate(series.values()):
-        frame.parts.append(f'<path class="line c{i % COLOURS}" d="{frame.path(x, values)}"/>')
+        points = list(zip(x, values, strict=True))
+        frame.parts.append(tag("path", css=f"line c{i % COLOURS}", d=frame.path(points)))
         if len(x) <= 40:
-            frame.parts += [f'<circle class="c{i % COLOURS}" cx="{frame.x(a):.1f}" cy="{frame.y(b):.1f}" r="2.2"/>'
-                            for a, b in zip(x, values, strict=True) if b is not None]
-    legend = {name: f"c{i % COLOURS}" for i, name in enumerate(series)} if len(series) > 1 else {}
-    return figure(title, note, frame.svg(x, series), legend)
+            frame.parts += [tag("circle", css=f"c{i % COLOURS}", cx=frame.x(a), cy=frame.y(b), r=2.2)
+                            for a, b in points if b is not None]
+    return figure(title, note, frame.svg(x, series), _legend(series) if len(series) > 1 else None)
 
 
-def stacked(title: str, x: Sequence[float], series: Mapping[str, Values], *, note: str = "", x_label: str = "round",
+def stacked(title: str, x: Sequence[float], series: Series, *, note: str = "", x_label: str = "round",
             total: bool = False) -> str:
     """One bar per x, its parts stacked, negative ones downwards; `total` marks their sum."""
-    if not any(v for values in series.values() for v in values):
-        return figure(title, note, '<p class="absent">not measured</p>')
+    series = _finite(series)
     columns = list(zip(*([v or 0.0 for v in values] for values in series.values()), strict=True))
+    if not any(map(any, columns)):
+        return figure(title, note, ABSENT)
     tops, bottoms = ([sum(v for v in column if v * sign > 0) for column in columns] for sign in (1, -1))
-    frame = Frame(x, (min(0.0, *bottoms, 0.0), max(0.0, *tops, 0.0)), x_label, pad=0.5 * _step(x))
+    frame = Frame(x, min(bottoms), max(tops), x_label, pad=0.5 * _step(x))
     width = max(frame.x(x[0] + _step(x)) - frame.x(x[0]) - 1.0, 0.5)
     for a, column in zip(x, columns, strict=True):
-        up = down = 0.0
+        left, up, down = frame.x(a) - width / 2, 0.0, 0.0
         for i, value in enumerate(column):
             start, up, down = (up, up + value, down) if value > 0 else (down, up, down + value)
             if value:
-                y, height = frame.y(max(start, start + value)), abs(frame.y(start + value) - frame.y(start))
-                frame.parts.append(f'<rect class="c{i % COLOURS}" x="{frame.x(a) - width / 2:.1f}" y="{y:.1f}" '
-                                   f'width="{width:.1f}" height="{height:.1f}"/>')
+                high, low = sorted((frame.y(start), frame.y(start + value)))
+                frame.parts.append(tag("rect", css=f"c{i % COLOURS}", x=left, y=high, width=width, height=low - high))
         if total:
-            frame.parts.append(f'<line class="total" x1="{frame.x(a) - width / 2:.1f}" x2="{frame.x(a) + width / 2:.1f}" '
-                               f'y1="{frame.y(sum(column)):.1f}" y2="{frame.y(sum(column)):.1f}"/>')
-    legend = {name: f"c{i % COLOURS}" for i, name in enumerate(series)} | ({"sum": "sum"} if total else {})
-    return figure(title, note, frame.svg(x, {**series, "sum": [sum(c) for c in columns]} if total else series), legend)
+            level = frame.y(sum(column))
+            frame.parts.append(tag("line", css="total", x1=left, x2=left + width, y1=level, y2=level))
+    sums = {"sum": [sum(column) for column in columns]} if total else {}
+    return figure(title, note, frame.svg(x, {**series, **sums}), _legend(series) | dict.fromkeys(sums, "sum"))
+
+
+def _legend(series: Series) -> dict[str, str]:
+    """Series that show nothing keep their colour and are not listed."""
+    return {name: f"c{i % COLOURS}" for i, (name, values) in enumerate(series.items()) if any(v is not None for v in values)}
+
+
+def _finite(series: Series) -> dict[str, list[float | None]]:
+    return {name: [v if v is not None and math.isfinite(v) else None for v in values] for name, values in series.items()}
 
 
 def _step(x: Sequence[float]) -> float:
-    return min((b - a for a, b in zip(x, x[1:], strict=False)), default=1.0)
+    return min((b - a for a, b in pairwise(x)), default=1.0)
 
 
 def spark(values: Values) -> str:
     """A line of the size of a word."""
-    there = [v for v in values if v is not None]
+    there = [v for v in values if v is not None and math.isfinite(v)]
     if len(there) < 2:
         return ""
     low, span = min(there), (max(there) - min(there)) or 1.0
     points = " ".join(f"{i * 88 / (len(there) - 1) + 1:.1f},{15 - (v - low) / span * 13:.1f}" for i, v in enumerate(there))
-    return f'<svg class="spark" viewBox="0 0 90 17"><polyline points="{points}"/></svg>'
+    return tag("svg", tag("polyline", points=points), css="spark", viewBox="0 0 90 17")
 
 
 Life = tuple[int, str, str | None, float | None]
@@ -146,28 +163,25 @@ Life = tuple[int, str, str | None, float | None]
 
 def lanes(title: str, note: str, epochs: int, slots: Mapping[str, Sequence[Life]]) -> str:
     """One network: a lane per slot, stages as bands, blueprints written where they begin, alpha as a line from 0 to 1."""
-    lane, left = 38, 44
-    height = lane * len(slots) + 16
-    per = (WIDTH - left - RIGHT) / epochs
-    parts = []
+    lane, left, end = 38, 44, WIDTH - RIGHT
+    height, per = lane * len(slots) + 16, (end - left) / epochs
+    parts = [tag("text", "epoch", x=left - 5, y=height - 4, text_anchor="end")]
+    parts += [tag("text", f"{e:.0f}", x=left + e * per, y=height - 4, text_anchor="middle")
+              for e in ticks(0, epochs, 8)[1:] if e.is_integer()]
     for row, (slot, lives) in enumerate(slots.items()):
-        base = row * lane + lane
-        parts.append(f'<rect class="stage DORMANT" x="{left}" y="{base - lane + 4}" width="{per * epochs:.1f}" height="{lane - 4}"/>'
-                     f'<text x="{left - 5}" y="{base - lane / 2 + 5}" text-anchor="end">{escape(slot)}</text>')
-        numbered = list(enumerate(lives))
-        for (stage, blueprint, _), group in groupby(numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])):  # also at gaps
-            found = [life for _, life in group]
-            x, width = left + (found[0][0] - 1) * per, per * len(found)
-            parts.append(f'<rect class="stage {escape(stage)}" x="{x:.1f}" y="{base - lane + 4}" width="{width:.1f}" height="{lane - 4}">'
-                         f'<title>{escape(slot)}: {escape(blueprint or "?")} {stage}, epochs {found[0][0]} to {found[-1][0]}</title></rect>')
+        top, base = row * lane + 4, row * lane + lane
+        parts += [tag("rect", css="DORMANT", x=left, y=top, width=per * epochs, height=lane - 4),
+                  tag("text", escape(slot), x=left - 5, y=top + 19, text_anchor="end")]
+        numbered = list(enumerate(lives))  # a gap in the epochs ends a group: another seed may be of the same kind
+        for (stage, blueprint, _), group in groupby(numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])):
+            at = [life[0] for _, life in group]
+            told = tag("title", escape(f"{slot}: {blueprint or 'unknown'} {stage}, epochs {at[0]} to {at[-1]}"))
+            parts.append(tag("rect", told, css=stage, x=left + (at[0] - 1) * per, y=top, width=per * len(at), height=lane - 4))
         for (blueprint, _), group in groupby(numbered, key=lambda n: (n[1][2], n[1][0] - n[0])):
-            found = [life for _, life in group if life[3] is not None]
-            if found:
-                begin, end = left + (found[0][0] - 1) * per + 2, WIDTH - RIGHT
-                place = f'x="{begin:.1f}"' if begin < end - 62 else f'x="{end}" text-anchor="end"'
-                parts.append(f'<text class="blueprint" {place} y="{base - lane + 14}">{escape(blueprint or "?")}</text>')
-            points = "L".join(f"{left + e * per:.1f},{base - (a or 0.0) * (lane - 6):.1f}" for e, _, _, a in found)
-            parts.append(f'<path class="alpha" d="M{points}"/>' if len(found) > 1 else "")
-    parts += [f'<text x="{left + e * per:.1f}" y="{height - 4}" text-anchor="middle">{e:.0f}</text>' for e in ticks(1, epochs, 8)]
-    parts.append(f'<text x="{left - 5}" y="{height - 4}" text-anchor="end">epoch</text>')
-    return figure(title, note, f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>')
+            found = [life for _, life in group]
+            begin = left + (found[0][0] - 1) * per + 2
+            place = {"x": begin} if begin < end - 62 else {"x": end, "text_anchor": "end"}
+            points = "L".join(f"{left + e * per:.1f},{base - (alpha or 0.0) * (lane - 6):.1f}" for e, _, _, alpha in found)
+            parts += [tag("text", escape(blueprint or "unknown"), css="blueprint", y=top + 10, **place),
+                      tag("path", css="alpha", d=f"M{points}")]
+    return figure(title, note, tag("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img"))

@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from importlib.resources import files
-from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 import orjson
 
-from esper.karn.charts import Life, Values, figure, lanes, lines, number, spark, stacked
+from esper.karn.charts import Life, Series, lanes, lines, number, spark, stacked, tag
 from esper.karn.summary import summarize
 from esper.karn.views import EVENT_VIEWS, VIEWS, Views
-from esper.leyline import EVENTS, METRICS, PHASES, EsperError, SeedStage, TelemetryEventType
+from esper.leyline import EVENTS, OP_NAMES, PHASES, EsperError, SeedStage, TelemetryEventType
 from esper.leyline.metrics import ROUND, FieldKind, Metric
 
 MAX_BARS = 120
@@ -24,60 +23,61 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def render_report(views: Views, growth_rounds: int = 24) -> str:
-    """The page. Growth is drawn for the first, the best, the last and evenly spaced rounds between, `growth_rounds` in all."""
+    """The page. Growth is drawn for the best and the last round and for others evenly spaced, `growth_rounds` or one more."""
     if growth_rounds < 1:
         raise EsperError(f"report: growth_rounds is {growth_rounds}, must be 1 or more")
     sections: dict[str, Callable[[Views], str]] = {
         "Learning": _learning, "Growth": lambda v: _growth(v, growth_rounds), "Decisions": _decisions, "Rewards": _rewards,
         "Attribution": _attribution, "Blueprints": _blueprints, "PPO": _ppo, "Health": _health, "Time": _time,
         "Alerts": _alerts, "Metrics": _glossary, "Settings": _settings}
-    body = "".join(f'<section id="{name.lower()}"><h2>{name}</h2>{make(views)}</section>' for name, make in sections.items())
-    links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name in sections)
-    style, script = (files("esper.karn").joinpath("assets", name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    body = "".join(tag("section", f"<h2>{name}</h2>{make(views)}", id=name.lower()) for name, make in sections.items())
+    links = "".join(tag("a", name, href=f"#{name.lower()}") for name in sections)
+    style, script = (files("esper.karn").joinpath("assets", name).read_text(encoding="utf-8")
+                     for name in ("report.css", "report.js"))
     title = escape(views.run.path.resolve().name)
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-            f'<title>{title}</title><style>{style}</style></head><body><header><h1>{title}</h1>{_facts(views)}<nav>{links}</nav></header>'
-            f'<main>{body}</main><script>{script}</script></body></html>\n')
+            f"<title>{title}</title><style>{style}</style></head><body>"
+            f"<header><h1>{title}</h1>{_facts(views)}<nav>{links}</nav></header><main>{body}</main>"
+            f"<script>{script}</script></body></html>\n")
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+# -- pieces -------------------------------------------------------------------------------------------------------------------
+
+
+def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Numbers to the right; a cell that starts with `<` is HTML already."""
     def cell(value: object) -> str:
-        if isinstance(value, str) and value.startswith("<"):
-            return f"<td>{value}</td>"
-        right = isinstance(value, int | float) and not isinstance(value, bool)
-        return f'<td{" class=n" if right else ""}>{escape(number(value))}</td>'
+        if isinstance(value, str):
+            return f"<td>{value if value.startswith('<') else escape(value)}</td>"
+        return tag("td", escape(number(value)), css="n")
 
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{"".join(f"<th>{escape(h)}</th>" for h in heads)}</tr>{body}</table></div>'
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in heads)
+    return tag("div", f"<table><tr>{head}</tr>{body}</table>", css="wide")
+
+
+def _rows_table(rows: Rows, absent: str) -> str:
+    return _table(rows[0], [row.values() for row in rows]) if rows else _none(absent)
 
 
 def _none(what: str) -> str:
-    return f'<p class="absent">{escape(what)}</p>'
+    return tag("p", escape(what), css="absent")
 
 
 def _grid(*figures: str) -> str:
-    return f'<div class="grid">{"".join(figures)}</div>'
+    return tag("div", "".join(figures), css="grid")
 
 
-def _facts(views: Views) -> str:
-    run = summarize(views)
-    facts = {"status": run.status, "task": run.task, "policy": run.policy, "seed": run.seed, "envs": run.envs,
-             "rounds": f"{run.rounds_done} of {number(run.rounds)}", "last J": run.objective, "best J": run.best, "alerts": run.alerts,
-             "time": timedelta(seconds=round(run.seconds)), "started": run.started}
-    return f'<dl class="facts">{"".join(f"<div><dt>{k}</dt><dd>{escape(number(v))}</dd></div>" for k, v in facts.items())}</dl>'
+def _pivot(rows: Rows) -> tuple[list[float], Series]:
+    """Rows of (x, name, value) as one series per name, all over the same x; None where a name has no value."""
+    cells = {(x, name): value for x, name, value in (row.values() for row in rows)}
+    xs = sorted({x for x, _ in cells})
+    return xs, {name: [cells.get((x, name)) for x in xs] for name in dict.fromkeys(name for _, name in cells)}
 
 
-def _pivot(rows: Rows, x: str, name: str, value: str) -> tuple[list[float], dict[str, Values]]:
-    """Long rows as one series per name, all over the same x; x that lacks a name is None there."""
-    xs = sorted({row[x] for row in rows if row[x] is not None})
-    found = {(row[x], row[name]): row[value] for row in rows}
-    return xs, {n: [found.get((a, n)) for a in xs] for n in dict.fromkeys(row[name] for row in rows)}
-
-
-def _bars(title: str, x: Sequence[float], series: Mapping[str, Values], *, note: str, total: bool = False) -> str:
+def _bars(title: str, x: Sequence[float], series: Series, *, note: str, total: bool = False) -> str:
     """Stacked bars over rounds, thinned to means where there are too many to see."""
-    size = -(-len(x) // MAX_BARS) if x else 1
+    size = -(-len(x) // MAX_BARS)
     if size > 1:
         series = {name: [fmean(v or 0.0 for v in values[i:i + size]) for i in range(0, len(values), size)]
                   for name, values in series.items()}
@@ -90,175 +90,193 @@ def _sound(metric: Metric) -> str:
     return f" Sound: {' and '.join(limits)}." if limits else ""
 
 
-def _metric_chart(metric: Metric, rows: Rows, x: str = "round_idx") -> str:
-    """A number, or a map of numbers, over rounds."""
-    xs = [row[x] for row in rows]
-    values = [row[metric.name] for row in rows]
-    series: dict[str, Values] = {metric.name: values}
-    if metric.kind not in _NUMERIC:
-        series = {key: [None if v is None else v.get(key) for v in values] for key in dict.fromkeys(k for v in values for k in v or ())}
-    unit = f"({metric.unit}) " if metric.unit else ""
-    return lines(metric.name, xs, series, note=f"{unit}{metric.meaning}{_sound(metric)}", x_label="round",
-                 limits=[v for v in (metric.low, metric.high) if v is not None])
-
-
-def _charts(view: str, names: Iterable[str], views: Views) -> list[str]:
+def _charts(views: Views, view: str, metrics: Iterable[Metric]) -> list[str]:
+    """Numbers, or maps of numbers, over rounds."""
     rows = views.rows(f"SELECT * FROM {view} WHERE round_idx IS NOT NULL ORDER BY round_idx")
-    columns = {column.name: column for column in VIEWS[view].columns}
-    return [_metric_chart(columns[name], rows) for name in names]
+    figures = []
+    for metric in metrics:
+        values = [row[metric.name] for row in rows]
+        series: Series = {metric.name: values}
+        if metric.kind not in _NUMERIC:
+            keys = dict.fromkeys(key for value in values for key in value or ())
+            series = {key: [(value or {}).get(key) for value in values] for key in keys}
+        note = f"{f'({metric.unit}) ' if metric.unit else ''}{metric.meaning}{_sound(metric)}"
+        figures.append(lines(metric.name, [row["round_idx"] for row in rows], series, note=note,
+                             limits=[limit for limit in (metric.low, metric.high) if limit is not None]))
+    return figures
+
+
+# -- sections -----------------------------------------------------------------------------------------------------------------
+
+
+def _facts(views: Views) -> str:
+    run = summarize(views)
+    facts = {"status": run.status, "task": run.task, "policy": run.policy, "seed": run.seed, "envs": run.envs,
+             "rounds": f"{run.rounds_done} of {number(run.rounds)}", "last J": run.objective, "best J": run.best,
+             "alerts": run.alerts, "time": timedelta(seconds=round(run.seconds)), "started": run.started}
+    items = "".join(f"<div><dt>{name}</dt><dd>{escape(number(value))}</dd></div>" for name, value in facts.items())
+    return tag("dl", items, css="facts")
 
 
 def _learning(views: Views) -> str:
-    rounds = views.rows("""SELECT r.*, e.low, e.high FROM rounds r LEFT JOIN (SELECT round_idx, quantile_cont(objective, 0.1) AS low,
-        quantile_cont(objective, 0.9) AS high FROM episodes GROUP BY round_idx) e USING (round_idx) ORDER BY round_idx""")
+    rounds = views.rows("""WITH spread AS (SELECT round_idx, quantile_cont(objective, 0.1) AS low,
+        quantile_cont(objective, 0.9) AS high FROM episodes GROUP BY round_idx)
+        SELECT rounds.*, low, high FROM rounds LEFT JOIN spread USING (round_idx) ORDER BY round_idx""")
     if not rounds:
         return _none("No round was finished.")
     x = [row["round_idx"] for row in rounds]
 
-    def series(*names: str) -> dict[str, Values]:
+    def series(*names: str) -> Series:
         return {name: [row[name] for row in rounds] for name in names}
 
+    fates = _pivot(views.rows("""UNPIVOT (SELECT round_idx, avg(fossilized) AS fossilized, avg(pruned) AS pruned,
+        avg(germinated - fossilized - pruned) AS unfinished FROM episodes GROUP BY ALL) ON COLUMNS(* EXCLUDE round_idx)"""))
+    band = series("low", "high")
     return _grid(
-        lines("Objective J", x, series("avg_objective"), band=([row["low"] for row in rounds], [row["high"] for row in rounds]),
+        lines("Objective J", x, series("avg_objective"), band=(band["low"], band["high"]),
               note="Mean over the envs; shaded from the 10th to the 90th percentile of episodes."),
-        lines("Accuracy", x, series("avg_accuracy", "avg_committed_accuracy", "avg_val_accuracy"), note="(points) At the last epoch with "
-              "all blended seeds, with fossilized ones only, and the mean over all epochs."),
+        lines("Accuracy", x, series("avg_accuracy", "avg_committed_accuracy", "avg_val_accuracy"),
+              note="(points) At the last epoch with all blended seeds, with fossilized ones only, and the mean over all epochs."),
         lines("Reward", x, series("avg_reward"), note="Mean total of an episode."),
-        lines("Added parameters", x, series("avg_added_params"), note="Mean over the envs, fossilized seeds."),
-        _bars("Seeds", *_pivot(views.rows("""UNPIVOT (SELECT round_idx, avg(fossilized) AS fossilized, avg(pruned) AS pruned,
-            avg(germinated - fossilized - pruned) AS unfinished FROM episodes GROUP BY ALL) ON COLUMNS(* EXCLUDE round_idx)"""),
-            "round_idx", "name", "value"), note="What became of those germinated in an episode, mean over the envs."))
+        lines("Added parameters", x, series("avg_added_params"), note="Of fossilized seeds, mean over the envs."),
+        _bars("Seeds", *fates, note="What became of those germinated in an episode, mean over the envs."))
 
 
 def _growth(views: Views, count: int) -> str:
-    outcomes = views.rows("SELECT * FROM episodes ORDER BY round_idx, env_id")
-    recorded = [row["round_idx"] for row in views.rows("SELECT DISTINCT round_idx FROM steps ORDER BY 1")]
-    if not recorded:
-        return _none("No steps were recorded (they are from telemetry level normal on, at the end of each round).")
-    mean = {r: fmean(row["objective"] or 0.0 for row in rows) for r, rows in groupby(outcomes, key=lambda row: row["round_idx"])}
-    best = max(mean, key=mean.__getitem__, default=recorded[-1])
-    spaced = {recorded[round(i * (len(recorded) - 1) / max(count - 1, 1))] for i in range(count)}
-    chosen = sorted({recorded[-1], *spaced, best} & set(recorded))
-    start = views.rows("SELECT slots, episode_length FROM starts ORDER BY seq DESC LIMIT 1")
-    lives = views.rows(f"SELECT * FROM slots WHERE round_idx IN ({', '.join(map(str, chosen))}) ORDER BY ALL")
-    ends = {(row["round_idx"], row["env_id"]): row for row in outcomes}
-    envs = views.rows("SELECT DISTINCT round_idx, env_id, max(epoch) OVER () AS epochs FROM steps ORDER BY ALL")
-    names = (start[0]["slots"] if start else None) or sorted({row["slot"] for row in lives})
-    seeds: dict[tuple[int, int, str], list[Life]] = {}
-    for row in lives:
-        seeds.setdefault((row["round_idx"], row["env_id"], row["slot"]), []).append(
-            (row["epoch"], row["stage"], row["blueprint"], row["alpha"]))
-    pages = {r: "".join(lanes(
-        f"env {env['env_id']}", _outcome(ends.get((r, env["env_id"]))), env["epochs"],
-        {slot: sorted(seeds.get((r, env["env_id"], slot), ())) for slot in names}) for env in envs if env["round_idx"] == r) for r in chosen}
-    options = "".join(f'<option value="{r}"{" selected" if r == chosen[-1] else ""}>{r}{" (best J)" if r == best else ""}'
-                      f'{" (last)" if r == recorded[-1] else ""}</option>' for r in chosen)
-    legend = "".join(f'<span><i class="stage {s.name}"></i>{s.name.lower()}</span>' for s in SeedStage if s is not SeedStage.UNKNOWN)
-    left_out = f" {len(chosen)} of {len(recorded)} rounds are in this page." if len(chosen) < len(recorded) else ""
-    return (f'<p>Round <select id="round">{options}</select> Bands are stages, the line is alpha (0 at the lane\'s bottom, 1 at its top).'
-            f'{left_out}</p><div class="legend">{legend}</div><div class="grid" id="growth">{pages[chosen[-1]]}</div>'
-            + "".join(f'<template data-round="{r}">{page}</template>' for r, page in pages.items()))
+    envs = views.rows("SELECT round_idx, env_id, max(epoch) AS epochs FROM steps GROUP BY ALL ORDER BY ALL")
+    if not envs:
+        return _none("No steps were recorded: they are from telemetry level normal on, at the end of each round.")
+    rounds = list(dict.fromkeys(env["round_idx"] for env in envs))
+    ranked = views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC NULLS LAST LIMIT 1")
+    best = ranked[0]["round_idx"] if ranked else rounds[-1]
+    spaced = {rounds[-1 - round(i * (len(rounds) - 1) / max(count - 1, 1))] for i in range(count)}
+    chosen = [r for r in rounds if r in spaced or r == best]
+    outcomes = {(row["round_idx"], row["env_id"]): row for row in views.rows("SELECT * FROM episodes")}
+    lives: dict[tuple[int, int], dict[str, list[Life]]] = {}
+    start = next(iter(views.rows("SELECT slots FROM starts ORDER BY seq DESC LIMIT 1")), {})
+    for env in envs:
+        lives[env["round_idx"], env["env_id"]] = {name: [] for name in start.get("slots") or ()}
+    for row in views.rows(f"SELECT * FROM slots WHERE round_idx IN ({', '.join(map(str, chosen))}) ORDER BY epoch"):
+        life = row["epoch"], row["stage"], row["blueprint"], row["alpha"]
+        lives[row["round_idx"], row["env_id"]].setdefault(row["slot"], []).append(life)
+    epochs = max(env["epochs"] for env in envs)
+    pages = {r: "".join(lanes(f"env {env}", _outcome(outcomes.get((at, env))), epochs, slots)
+                        for (at, env), slots in lives.items() if at == r) for r in chosen}
+    options = "".join(tag("option", f"{r}{' (best J)' * (r == best)}{' (last)' * (r == rounds[-1])}", value=r)
+                      for r in reversed(chosen))
+    legend = "".join(f"<span>{tag('i', css=stage.name)}{stage.name.lower()}</span>" for stage in SeedStage if stage)
+    left_out = f" {len(chosen)} of {len(rounds)} rounds are in this page." * (len(chosen) < len(rounds))
+    return (f"<p>Round {tag('select', options, id='round')} Bands are stages; the line is alpha, from 0 at the bottom of a lane "
+            f"to 1 at its top.{left_out}</p>{tag('div', legend, css='legend')}"
+            f"{tag('div', pages[rounds[-1]], css='grid', id='growth')}"
+            + "".join(tag("template", page, data_round=r) for r, page in pages.items()))
 
 
 def _outcome(end: Mapping[str, Any] | None) -> str:
     if end is None:
         return "not finished"
-    rollbacks = f", {end['rollbacks']} rollbacks" if end["rollbacks"] else ""
-    return (f"J {number(end['objective'])}, committed accuracy {number(end['committed_accuracy'])} of {number(end['final_accuracy'])}, "
-            f"+{number(end['added_params'])} parameters{rollbacks}")
+    rollbacks = f", rollbacks: {end['rollbacks']}" if end["rollbacks"] else ""
+    return (f"J {number(end['objective'])}, committed accuracy {number(end['committed_accuracy'])} of "
+            f"{number(end['final_accuracy'])}, +{number(end['added_params'])} parameters{rollbacks}")
 
 
 def _decisions(views: Views) -> str:
-    x, mix = _pivot(views.rows("""SELECT round_idx, e.key AS op, e.value / nullif(total, 0) AS share FROM (SELECT *,
-        unnest(map_entries(action_counts)) AS e, list_sum(map_values(action_counts)) AS total FROM actions)"""), "round_idx", "op", "share")
-    when, steps = _pivot(views.rows("""SELECT epoch, op, count(*) AS n FROM steps WHERE op <> 'WAIT'
-        AND round_idx = (SELECT max(round_idx) FROM steps) GROUP BY ALL ORDER BY op"""), "epoch", "op", "n")
-    refused = views.rows("""SELECT op, count(*) AS n, coalesce(veto, list_aggregate(gate_failures, 'string_agg', ', ')) AS reason
-        FROM steps WHERE NOT executed GROUP BY ALL ORDER BY n DESC LIMIT 12""")
-    return _grid(_bars("Action mix", x, mix, note="Share of each operation among a round's decisions."),
-                 stacked("When it acts", when, steps, note="Decisions of the last round by epoch, WAIT left out.", x_label="epoch"),
-                 *_charts("masks", ["hit_rates"], views)) + (
-        _table(["operation", "times", "why it was not carried out"], [(r["op"], r["n"], r["reason"] or "—") for r in refused])
-        if refused else _none("Every decision on record was carried out."))
+    def by_op(sql: str) -> tuple[list[float], Series]:
+        """Every operation in order, so that each has its colour in all charts."""
+        x, found = _pivot(views.rows(sql))
+        return x, {op: found.get(op, [None] * len(x)) for op in OP_NAMES}
+
+    mix = by_op("""SELECT round_idx, e.key, e.value / total FROM (SELECT round_idx, unnest(map_entries(action_counts)) AS e,
+        nullif(list_sum(map_values(action_counts)), 0) AS total FROM actions)""")
+    when = by_op("""SELECT epoch, op, count(*) FROM steps WHERE op <> 'WAIT'
+        AND round_idx = (SELECT max(round_idx) FROM steps) GROUP BY ALL""")
+    masked = by_op("SELECT round_idx, e.key, e.value FROM (SELECT round_idx, unnest(map_entries(hit_rates)) AS e FROM masks)")
+    refused = views.rows("""SELECT op AS operation, count(*) AS times,
+        coalesce(veto, nullif(array_to_string(gate_failures, ', '), ''), '—') AS "why it was not carried out"
+        FROM steps WHERE NOT executed AND op <> 'WAIT' GROUP BY ALL ORDER BY times DESC, op LIMIT 12""")
+    return _grid(_bars("Action mix", *mix, note="Share of each operation among a round's decisions."),
+                 stacked("When it acts", *when, note="Decisions of the last round by epoch, WAIT left out.", x_label="epoch"),
+                 lines("Forbidden operations", *masked, note="Share of decisions at which each was masked.")) + _rows_table(
+        refused, "Every operation on record was carried out.")
 
 
 def _rewards(views: Views) -> str:
-    x, paid = _pivot(views.rows("""SELECT round_idx, term, sum(amount) / count(DISTINCT env_id) AS amount FROM terms GROUP BY ALL"""),
-                     "round_idx", "term", "amount")
-    when, terms = _pivot(views.rows("""SELECT epoch, term, avg(amount) AS amount FROM terms
-        WHERE round_idx = (SELECT max(round_idx) FROM terms) GROUP BY ALL"""), "epoch", "term", "amount")
-    return _grid(_bars("Reward terms", x, paid, note="Mean of an episode, by term; the mark is their sum.", total=True),
-                 stacked("Reward terms by epoch", when, terms, note="Mean step of the last round.", x_label="epoch", total=True))
+    paid = _pivot(views.rows("SELECT round_idx, term, sum(amount) / count(DISTINCT env_id) FROM terms GROUP BY ALL"))
+    when = _pivot(views.rows("""SELECT epoch, term, avg(amount) FROM terms
+        WHERE round_idx = (SELECT max(round_idx) FROM terms) GROUP BY ALL"""))
+    return _grid(_bars("Reward terms", *paid, note="Mean of an episode, by term; the mark is their sum.", total=True),
+                 stacked("Reward terms by epoch", *when, note="Mean step of the last round.", x_label="epoch", total=True))
 
 
 def _attribution(views: Views) -> str:
-    rows = views.rows("""SELECT round_idx, slot, avg(shapley) AS shapley, avg(leave_one_out) AS leave_one_out, count(*) AS n
-        FROM shares GROUP BY ALL ORDER BY slot, round_idx""")
-    if not rows:
-        return _none("No episode ended with a blended seed.")
-    pairs = views.rows("""SELECT e.key AS pair, count(*) AS n, avg(e.value) AS points FROM (SELECT unnest(map_entries(interactions)) AS e
-        FROM attribution) GROUP BY ALL ORDER BY pair""")
-    charts = [lines(title, *_pivot(rows, "round_idx", "slot", column), note=f"(points) {METRICS[f'attribution.{column}'].meaning} "
-                    "Mean at the end of episodes, by slot.") for title, column in (("Shapley value", "shapley"),
-                                                                                  ("Leave one out", "leave_one_out"))]
-    counts = stacked("Blended seeds", *_pivot(rows, "round_idx", "slot", "n"), note="Episodes that ended with one, by slot.")
-    made = views.rows("""SELECT slot, blueprint, count(*) AS n, avg(shapley) AS s, avg(leave_one_out) AS l FROM shares
-        GROUP BY ALL ORDER BY s DESC NULLS LAST""")
-    return (_grid(*charts, counts) + _table(["slot", "blueprint", "episodes", "mean Shapley", "mean leave-one-out"],
-                                            [tuple(row.values()) for row in made])
-            + (_table(["pair of slots", "episodes", "mean interaction"], [tuple(row.values()) for row in pairs]) if pairs else ""))
+    def by_slot(value: str) -> tuple[list[float], Series]:
+        return _pivot(views.rows(f"SELECT round_idx, slot, {value} FROM shares GROUP BY ALL ORDER BY slot, round_idx"))
+
+    made = views.rows("""SELECT slot, blueprint, count(*) AS episodes, avg(shapley) AS mean_shapley,
+        avg(leave_one_out) AS mean_leave_one_out FROM shares GROUP BY ALL ORDER BY mean_shapley DESC NULLS LAST""")
+    pairs = views.rows("""SELECT e.key AS pair_of_slots, count(*) AS episodes, avg(e.value) AS mean_interaction
+        FROM (SELECT unnest(map_entries(interactions)) AS e FROM attribution) GROUP BY ALL ORDER BY ALL""")
+    return _grid(
+        lines("Shapley value", *by_slot("avg(shapley)"), note="(points) Of each slot's seed at the end of episodes, mean."),
+        lines("Leave one out", *by_slot("avg(leave_one_out)"), note="(points) What networks would lose without it, mean."),
+        stacked("Blended seeds", *by_slot("count(*)"), note="Episodes that ended with one, by slot."),
+    ) + _rows_table(made, "No episode ended with a blended seed.") + (_rows_table(pairs, "") if pairs else "")
 
 
 def _blueprints(views: Views) -> str:
-    rows = views.rows("SELECT * FROM blueprints")
-    return _table([c.name.replace("_", " ") for c in VIEWS["blueprints"].columns], [tuple(row.values()) for row in rows]) if rows else (
-        _none("No seed was germinated, or lifecycles were not recorded."))
+    return _rows_table(views.rows("SELECT * FROM blueprints"), "No seed was germinated, or lifecycles were not recorded.")
 
 
 def _ppo(views: Views) -> str:
     if not views.rows("SELECT seq FROM updates LIMIT 1"):
-        return _none("This run's policy does not learn.")
-    return _grid(*_charts("updates", [f.name for f in EVENTS[TelemetryEventType.PPO_UPDATE].fields
-                                      if f.kind in (*_NUMERIC, FieldKind.NUMBERS) and f.name != "update"], views))
+        return _none("No update was recorded: the policy does not learn, or the first round was not finished.")
+    return _grid(*_charts(views, "updates", [f for f in EVENTS[TelemetryEventType.PPO_UPDATE].fields
+                                             if f.kind in (*_NUMERIC, FieldKind.NUMBERS) and f.name != "update"]))
 
 
 def _health(views: Views) -> str:
-    return _grid(*_charts("health", [f.name for f in ROUND], views), *_charts("rounds", ["accuracy_drop", "rollbacks"], views))
+    drops = [f for f in EVENTS[TelemetryEventType.BATCH_COMPLETED].fields if f.name in ("accuracy_drop", "rollbacks")]
+    return _grid(*_charts(views, "health", ROUND), *_charts(views, "rounds", drops))
 
 
 def _time(views: Views) -> str:
-    rows = views.rows("SELECT * FROM rounds ORDER BY round_idx")
-    speed = views.rows("SELECT round_idx, sum(s) AS samples_per_second FROM (SELECT round_idx, env_id, avg(samples_per_second) AS s "
-                       "FROM throughput GROUP BY ALL) GROUP BY ALL ORDER BY round_idx")
-    phases: dict[str, Values] = {phase: [row[f"{phase}_seconds"] for row in rows] for phase in PHASES}
-    return _grid(_bars("Time of a round", [row["round_idx"] for row in rows], phases, note="(s) By phase."),
-                 lines("Training speed", [row["round_idx"] for row in speed], {"samples": [r["samples_per_second"] for r in speed]},
-                       note="(samples/s) All envs together."))
+    phases = ", ".join(f"{phase}_seconds AS {phase}" for phase in PHASES)
+    spent = _pivot(views.rows(f"UNPIVOT (SELECT round_idx, {phases} FROM rounds) ON COLUMNS(* EXCLUDE round_idx)"))
+    speed = _pivot(views.rows("""SELECT round_idx, 'samples', sum(speed) FROM (SELECT round_idx, env_id,
+        avg(samples_per_second) AS speed FROM throughput GROUP BY ALL) GROUP BY round_idx"""))
+    return _grid(_bars("Time of a round", *spent, note="(s) By phase."),
+                 lines("Training speed", *speed, note="(samples/s) All envs together."))
 
 
 def _alerts(views: Views) -> str:
-    alerts = views.rows("SELECT round_idx, severity, code, message, metric, value, \"limit\", streak FROM alerts ORDER BY seq")
-    rollbacks = views.rows("SELECT round_idx, env_id, epoch, reason, loss, \"limit\", amount FROM rollbacks ORDER BY seq")
-    shown = _table(list(alerts[0]), [(r["round_idx"], f'<b class="{escape(r["severity"] or "")}">{escape(r["severity"] or "—")}</b>',
-                                      *list(r.values())[2:]) for r in alerts]) if alerts else _none("No alert was raised.")
-    return shown + (f"<h3>Rollbacks</h3>{_table(list(rollbacks[0]), [tuple(r.values()) for r in rollbacks])}" if rollbacks else "")
+    alerts = views.rows("""SELECT round_idx AS round, severity, code, message, metric, value, "limit", streak AS "times in a row"
+        FROM alerts ORDER BY seq""")
+    for alert in alerts:
+        alert["severity"] = tag("b", escape(str(alert["severity"])), css=alert["severity"])
+    rollbacks = views.rows("""SELECT round_idx AS round, env_id AS env, epoch, reason, loss, "limit", amount
+        FROM rollbacks ORDER BY seq""")
+    return _rows_table(alerts, "No alert was raised.") + _rows_table(rollbacks, "No network was rolled back.")
 
 
 def _glossary(views: Views) -> str:
     """Every metric: its last value, its course over rounds, and what it means."""
     parts = []
-    for name, meaning, fields in (*((EVENT_VIEWS[k], spec.meaning, spec.fields) for k, spec in EVENTS.items()),
-                                  ("health", VIEWS["health"].meaning, ROUND)):
+    for name, fields in (*((EVENT_VIEWS[kind], spec.fields) for kind, spec in EVENTS.items()), ("health", ROUND)):
         order = "round_idx" if name == "health" else "seq"
-        last = views.rows("SELECT " + ", ".join(f'arg_max("{f.name}", {order}) AS "{f.name}"' for f in fields) + f" FROM {name}")[0]
-        numeric = [f.name for f in fields if f.kind in _NUMERIC and f.name != "round_idx"]
-        course = views.rows("SELECT round_idx AS at" + "".join(f', avg("{n}") AS "{n}"' for n in numeric) + f" FROM {name} GROUP BY 1 ORDER BY 1")
-        rows = [(f"<code>{f.name}</code>", f.unit, f"{f.better} {_sound(f)}".strip(), _plain(last[f.name]),
-                 spark([row[f.name] for row in course]) if f.name in numeric else "", f.meaning) for f in fields]
-        parts.append(f"<details><summary><b>{name}</b> {escape(meaning)}</summary>"
-                     f"{_table(['field', 'unit', 'better', 'last', 'over rounds', 'meaning'], rows)}</details>")
-    unknown = f"<p>Recorded, but unknown to this version: {escape(', '.join(sorted(views.unknown)))}.</p>" if views.unknown else ""
-    return unknown + "".join(parts)
+        last = views.rows(f"SELECT {', '.join(f'arg_max({_quote(f)}, {order}) AS {_quote(f)}' for f in fields)} FROM {name}")[0]
+        numeric = [f for f in fields if f.kind in _NUMERIC and f.name != "round_idx"]
+        means = "".join(f", avg({_quote(f)}) AS {_quote(f)}" for f in numeric)
+        course = views.rows(f"SELECT round_idx AS at{means} FROM {name} GROUP BY 1 ORDER BY 1")
+        rows = [(tag("code", f.name), f.unit, f"{f.better}{_sound(f)}".strip(), _plain(last[f.name]),
+                 spark([row[f.name] for row in course]) if f in numeric else "", f.meaning) for f in fields]
+        parts.append(f"<details><summary><b>{name}</b> {escape(VIEWS[name].meaning)}</summary>"
+                     f"{_table(('field', 'unit', 'better', 'last', 'over rounds', 'meaning'), rows)}</details>")
+    unknown = f"Recorded, but unknown to this version: {', '.join(sorted(views.unknown))}." if views.unknown else ""
+    return (_none(unknown) if unknown else "") + "".join(parts)
+
+
+def _quote(field: Metric) -> str:
+    return f'"{field.name}"'
 
 
 def _plain(value: object) -> object:
@@ -268,7 +286,9 @@ def _plain(value: object) -> object:
 
 
 def _settings(views: Views) -> str:
-    saved = views.rows("SELECT path, finished_rounds, finished_epochs, best FROM checkpoints ORDER BY seq")
-    parts = "".join(f"<details><summary><b>{name}</b></summary><pre>{escape(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())}"
-                    f"</pre></details>" for name, content in (("config.json", views.run.config), ("run.json", views.run.info)))
-    return parts + (_table(["checkpoint", "finished rounds", "finished epochs", "best"], [tuple(r.values()) for r in saved]) if saved else "")
+    saved = views.rows("SELECT path AS checkpoint, finished_rounds, finished_epochs, best FROM checkpoints ORDER BY seq")
+    parts = []
+    for name, content in (("config.json", views.run.config), ("run.json", views.run.info)):
+        text = escape(orjson.dumps(content, option=orjson.OPT_INDENT_2).decode())
+        parts.append(f"<details><summary><b>{name}</b></summary><pre>{text}</pre></details>")
+    return "".join(parts) + _rows_table(saved, "No checkpoint was saved.")

@@ -52,9 +52,9 @@ def summarize(views: Views) -> RunSummary:
     end = views.rows("SELECT status FROM ends WHERE seq > coalesce((SELECT max(seq) FROM starts), -1) ORDER BY seq DESC LIMIT 1")
     status = end[0]["status"] if end else "running" if is_written(run.log) else "cut off"
     return RunSummary(
-        path=run.path, started=str(run.info.get("started", "")), status=status, task=start.get("task"), policy=start.get("policy"),
-        seed=start.get("seed"), envs=start.get("envs"), rounds_done=done["n"], rounds=start.get("rounds"), objective=done["last"],
+        path=run.path, started=str(run.info.get("started", "")), status=status, rounds_done=done["n"], objective=done["last"],
         best=done["best"], seconds=done["seconds"], alerts=len(views.rows("SELECT seq FROM alerts")),
+        **{name: start.get(name) for name in ("task", "policy", "seed", "envs", "rounds")},
         idle=max(0.0, time.time() - run.log.stat().st_mtime))
 
 

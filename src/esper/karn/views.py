@@ -33,13 +33,17 @@ def _int(name: str, meaning: str, unit: str = "") -> Metric:
     return Metric(name, unit, meaning, _K.INT)
 
 
-_ROUND_IDX, _ENV_ID, _EPOCH = (_int("round_idx", "Number of the round, from 0."), _int("env_id", "Number of the env, from 0."),
-                               _int("epoch", "Epoch of the episode, from 1."))
-_SLOT, _BLUEPRINT = Metric("slot", "", "Name of the slot.", _K.TEXT), Metric("blueprint", "", "What the seed is made from.", _K.TEXT)
+def _text(name: str, meaning: str) -> Metric:
+    return Metric(name, "", meaning, _K.TEXT)
+
+
+_ROUND_IDX, _ENV_ID = _int("round_idx", "Number of the round, from 0."), _int("env_id", "Number of the env, from 0.")
+_EPOCH = _int("epoch", "Epoch of the episode, from 1.")
+_SLOT, _BLUEPRINT = _text("slot", "Name of the slot."), _text("blueprint", "What the seed is made from.")
 _STEP_CONTEXT = (
-    _int("seq", "Position in the log."), Metric("t_wall", "s", "When it was recorded, in seconds since 1970."), _ROUND_IDX, _ENV_ID,
-    Metric("device", "", "Where the env runs.", _K.TEXT), _EPOCH, Metric("slot_id", "", "The slot it is about.", _K.TEXT),
-    Metric("seed_id", "", "The seed it is about.", _K.TEXT))
+    _int("seq", "Position in the log."), Metric("t_wall", "s", "When it was recorded, in seconds since 1970."), _ROUND_IDX,
+    _ENV_ID, _text("device", "Where the env runs."), _EPOCH, _text("slot_id", "The slot it is about."),
+    _text("seed_id", "The seed it is about."))
 _CONTEXT = (*_STEP_CONTEXT, Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", _K.TEXTS))
 
 
@@ -83,7 +87,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
         FROM rounds LEFT JOIN sampled USING (round_idx) LEFT JOIN seeds USING (round_idx) LEFT JOIN panics USING (round_idx)
             LEFT JOIN broken USING (round_idx) LEFT JOIN paid USING (round_idx) ORDER BY rounds.seq"""),
     View("slots", "Each seed after each step; a free slot has no row.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, Metric("stage", "", "Its stage.", _K.TEXT), _BLUEPRINT,
+        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, _text("stage", "Its stage."), _BLUEPRINT,
         Metric("alpha", "alpha", "How much of it is mixed in."),
         Metric("contribution", "points", "Accuracy lost without it; null where it is not blended.")), f"""
         WITH lives AS (SELECT *, e.key AS name, e.value AS stage FROM (SELECT *, unnest(map_entries(stages)) AS e FROM steps)),
@@ -94,7 +98,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
             AND lives.name = births.slot_id AND lives.epoch >= births.epoch
         ORDER BY lives.round_idx, lives.env_id, name, lives.epoch"""),
     View("terms", "Each named term of each step's reward.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, Metric("term", "", "Name of the term.", _K.TEXT), Metric("amount", "reward", "What it paid.")),
+        _ROUND_IDX, _ENV_ID, _EPOCH, _text("term", "Name of the term."), Metric("amount", "reward", "What it paid.")),
         """SELECT round_idx, env_id, epoch, e.key AS term, e.value AS amount
         FROM (SELECT *, unnest(map_entries(components)) AS e FROM rewards)"""),
     View("shares", "What each seed contributes at the end of an episode.", (
@@ -107,7 +111,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
         FROM each LEFT JOIN lifecycle AS born ON each.round_idx = born.round_idx AND each.env_id = born.env_id
             AND slot = born.slot_id AND born.kind = 'germinated' GROUP BY ALL ORDER BY ALL"""),
     View("blueprints", "What became of the seeds of each blueprint; a mean over no seeds is null.", (
-        Metric("blueprint_id", "", "What the seeds are made from.", _K.TEXT), _int("germinated", "Seeds germinated.", "seeds"),
+        _text("blueprint_id", "What the seeds are made from."), _int("germinated", "Seeds germinated.", "seeds"),
         _int("fossilized", "Seeds made permanent.", "seeds"), _int("pruned", "Seeds removed.", "seeds"),
         Metric("survival", "share", "Share fossilized, of those fossilized or pruned."),
         Metric("mean_contribution", "points", "What the fossilized ones contributed, as last measured."),
@@ -173,7 +177,7 @@ class Views:
 
 
 def _view_of(event: Mapping[str, Any], run: RunDirectory) -> str:
-    kind = event.get("event_type")
+    kind: Any = event.get("event_type")
     if kind not in EVENT_VIEWS or not isinstance(event.get("data"), dict):
         raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: event type {kind!r} with data {event.get('data')!r:.80}; "
                              f"{allowed(EVENT_VIEWS)}, each with an object as data")

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from esper.leyline import EVENTS, METRICS, LifecycleOp, TelemetryEvent, TelemetryEventType
+from esper.leyline import EVENTS, METRICS, LifecycleOp, TelemetryEvent, TelemetryEventType, allowed
 from esper.leyline.metrics import FieldKind
+from esper.nissa.hub import TelemetryError
 
 BASELINE_ROUNDS = 10
 """Rounds that a round's reward is compared with."""
@@ -86,6 +87,7 @@ RULES = (
 
 _NUMBERS = {kind: frozenset(f.name for f in spec.fields if f.kind in (FieldKind.FLOAT, FieldKind.INT))
             for kind, spec in EVENTS.items()}
+_KINDS = tuple(TelemetryEventType)
 _JUDGED = (TelemetryEventType.PPO_UPDATE, TelemetryEventType.BATCH_COMPLETED)
 
 
@@ -174,8 +176,12 @@ def event_parts(event: TelemetryEvent | Mapping[str, Any]) -> tuple[TelemetryEve
     """Kind, payload and non-finite fields of an event as it was emitted or as a log holds it."""
     if isinstance(event, TelemetryEvent):
         return event.event_type, event.data, []
+    kind, data = event.get("event_type"), event.get("data")
+    if kind not in _KINDS or not isinstance(data, Mapping):
+        raise TelemetryError(f"event {event.get('seq')}: type {kind!r} with {type(data).__name__} as data; {allowed(_KINDS)}, "
+                             "with an object")
     nonfinite = [path.removeprefix("data.") for path in event.get("nonfinite", ())]
-    return TelemetryEventType(event["event_type"]), event["data"], nonfinite
+    return TelemetryEventType(kind), data, nonfinite
 
 
 def evaluate(events: Iterable[TelemetryEvent | Mapping[str, Any]]) -> list[Alert]:

@@ -23,8 +23,6 @@ from esper.nissa.hub import TelemetryError
 TEMPORARY = ".partial"
 Row = tuple[int, float, TelemetryEvent, dict[str, Any]]
 _WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
-
-
 _TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.FLOAT: pa.float64(), FieldKind.INT: pa.int64(), FieldKind.FLAG: pa.bool_(), FieldKind.TEXT: pa.string(),
     FieldKind.TEXTS: pa.list_(pa.string()), FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
