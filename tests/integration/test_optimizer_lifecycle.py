@@ -60,7 +60,7 @@ def watch(monkeypatch):
 def test_optimizers_hold_exactly_the_live_seeds_at_every_step(watch, task) -> None:
     train_ppo_vectorized(**{**SMALL, "task": task, "policy": "random", "episode_length": 16, "envs": 8})
     assert watch.looks == SMALL["rounds"] * 16
-    assert {"TRAINING", "BLENDING", "PRUNED"} <= watch.stages, "a run in which much happens"
+    assert {"TRAINING", "BLENDING", "EMBARGOED"} <= watch.stages, "a run in which much happens"
 
 
 def test_a_round_begins_with_optimizers_that_remember_nothing(watch, monkeypatch) -> None:

@@ -162,6 +162,33 @@ def test_a_resumed_run_leaves_the_log_of_one_that_was_never_stopped(tmp_path: Pa
         assert content(stopped) == content(straight)
 
 
+def test_steps_after_a_checkpoint_that_was_not_announced(tmp_path: Path) -> None:
+    """Epochs in which nothing but steps happened, so that all of them have one position; stopped and killed in turn."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+
+    def play(first: int, last: int, *, end: str | None = None) -> int:
+        with TelemetryHub().attached(*run.outputs()) as hub:
+            for epoch in range(first, last):
+                hub.emit(TelemetryEvent(event_type=TelemetryEventType.THROUGHPUT, round_idx=epoch // 4, epoch=epoch % 4 + 1))
+            seq = hub.next_seq
+            if end is not None:
+                hub.emit(event(end))
+            return seq
+
+    def played() -> list[int]:
+        return [4 * row["round_idx"] + row["epoch"] - 1 for row in run.table("throughput").to_pylist()]
+
+    assert play(0, 6, end="run_ended") == 0  # stopped in the middle of the second round
+    for last in (7, 11):
+        RunDirectory.resume(run.path, 0, (1, 2))
+        assert played() == list(range(6))
+        assert list(run.events()) == []
+        play(6, last, end="batch_completed")  # and killed before the next checkpoint
+        assert played() == list(range(last))
+    RunDirectory.resume(run.path, 1, (2, 0))  # between rounds
+    assert played() == list(range(8))
+
+
 def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
     write(run, [TelemetryEventType.ROLLBACK] * 3, 2, [0] * 3)
     before = run.log.read_bytes()

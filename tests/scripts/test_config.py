@@ -12,8 +12,7 @@ from esper.runtime.tasks import task_names
 from esper.scripts.config import display, main, make_parser, parse
 from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, choices, optional
 
-COMPANIONS = {"resume": ["--telemetry-dir", "d"], "gpu_preload": ["--devices", "cuda:0"],
-              "ppo.anneal_updates": ["--anneal-fraction", "none"]}
+COMPANIONS = {"resume": ["--telemetry-dir", "d"], "gpu_preload": ["--devices", "cuda:0"]}
 TEXTS = {"slots": ["r0c1", "r0c0"], "devices": ["cuda:1", "cpu"], "population": ["24"], "auto_forward_gates": ["g3", "g1"],
          "ab_reward_modes": ["sparse", "shaped"], "heuristic.blueprints": ["norm"], "governor.history_window": ["30"],
          "governor.min_samples": ["5"], "reward.progress_weight": ["1.5"]}

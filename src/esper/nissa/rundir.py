@@ -77,10 +77,10 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], seq: int) -> RunDirectory:
-        """A run to go on with from the checkpoint that event `seq` announces."""
+    def resume(cls, path: str | os.PathLike[str], seq: int, finished: tuple[int, int] | None = None) -> RunDirectory:
+        """A run to go on with from a checkpoint; see `truncate`."""
         run = cls.open(path)
-        run.truncate(seq)
+        run.truncate(seq, finished)
         return run
 
     @property
@@ -101,10 +101,12 @@ class RunDirectory:
         """For `TelemetryHub.attached`; one writer at a time."""
         return JsonlOutput(self.log), ParquetOutput(self.tables)
 
-    def truncate(self, seq: int) -> None:
-        """Forget, in log and tables, what came after event `seq`, the announcement of a checkpoint."""
+    def truncate(self, seq: int, finished: tuple[int, int] | None = None) -> None:
+        """Forget, in log and tables, what came after a checkpoint: `seq` is the hub's next_seq when it was taken, which is
+        the number of its announcement. One that was not announced must say which epoch (round, epoch) was `finished`,
+        because steps on either side of it may have the same position."""
         truncate_log(self.log, seq)
-        truncate_tables(self.tables, seq)
+        truncate_tables(self.tables, seq, finished)
 
     # -- reading ------------------------------------------------------------------------------------------------------------
 

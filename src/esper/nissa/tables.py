@@ -105,13 +105,17 @@ def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
     return pa.concat_tables([SCHEMAS[name].empty_table(), *parts], promote_options="default")
 
 
-def truncate_tables(directory: Path, seq: int) -> None:
-    """Keep the rows that were emitted before event `seq`."""
+def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None = None) -> None:
+    """Keep the rows that were emitted before event `seq`, and of those the ones up to epoch `finished` (round, epoch)."""
     _drop_partial(directory)
+    keep = pc.field("seq") <= seq
+    if finished is not None:
+        round_idx, epoch = finished
+        keep &= (pc.field("round_idx") < round_idx) | ((pc.field("round_idx") == round_idx) & (pc.field("epoch") <= epoch))
     for name in SCHEMAS:
         for path in reversed(_files(directory, name)):
             rows = _read(path)
-            kept = rows.filter(pc.less_equal(rows["seq"], seq))
+            kept = rows.filter(keep)
             if len(kept) == len(rows):
                 break  # positions only grow, so earlier rounds are whole
             if len(kept):

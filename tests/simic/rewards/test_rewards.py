@@ -315,6 +315,18 @@ def test_a_fossil_pays_once_for_help_from_a_seed_that_is_gone() -> None:
     assert rewards(step(5, fossil, fossil))["hindsight"] == 0.0
 
 
+@pytest.mark.parametrize("end", [
+    state(65.0, 65.0, report(F), contributions={"r0c0": 5.0}),
+    state(65.0, 60.0, report(SeedStage.PRUNED, alpha=0.0), contributions={"r0c0": 5.0}),
+    state(65.0, 60.0, report(B, leaving=True, alpha=0.9), contributions={"r0c0": 5.0})])
+def test_what_a_live_seed_was_paid_is_taken_back_when_it_is_one_no_longer(end: EnvMeasure) -> None:
+    rewards = engine(RewardMode.BASIC)
+    held = state(65.0, 60.0, report(H), contributions={"r0c0": 5.0})
+    assert rewards(step(1, None, held))["contribution"] == pytest.approx(0.9 * 0.025, abs=1e-15)
+    assert rewards(step(2, held, held))["contribution"] == pytest.approx(0.9 * 0.025 - 0.025, abs=1e-15)
+    assert rewards(step(3, held, end))["contribution"] == pytest.approx(-0.025, abs=1e-15)
+
+
 def test_costs_occupancy_and_outcomes() -> None:
     rewards = engine(RewardMode.BASIC)
     seeds = [report(H, f"r0c{i}") for i in range(3)]
@@ -416,19 +428,19 @@ def test_a_rollback_in_the_first_epoch_costs_its_price_only() -> None:
 @given(story=lives(), cut=st.integers(1, 7))
 def test_a_stored_state_goes_on_exactly(family, mode, story: Story, cut: int) -> None:
     one, two = engine(mode, family, num_envs=2), engine(mode, family, num_envs=2)
-    before = None
+    before, text = None, ""
     for epoch, (after, op) in enumerate(story, start=1):
         if epoch == cut + 1:
-            stored = json.loads(json.dumps(one.state()))
+            text = json.dumps(one.state())
+            stored = json.loads(text)
             two.load_state(stored)
-            assert stored == one.state()
         inputs = step(epoch, before, after, op, max_epochs=len(story), env=1)
         paid = one(inputs)
         if epoch > cut:
             assert two(inputs) == paid
         before = after
-    assert stored != one.state(), "the stored state is a copy"
     assert one.state() == two.state()
+    assert json.dumps(stored) == text, "what was loaded stays as it was"
 
 
 def test_envs_do_not_share_memories() -> None:

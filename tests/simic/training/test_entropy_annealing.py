@@ -27,9 +27,10 @@ def test_without_annealing_the_start_stays() -> None:
 
 
 def test_the_default_ends_without_exploration() -> None:
-    config = PPOConfig()
+    config = PPOConfig(anneal_updates=50)
     assert config.annealed("epsilon", 0) == pytest.approx(0.1)
-    assert config.annealed("epsilon", config.anneal_updates) == 0.0
+    assert config.annealed("epsilon", 50) == 0.0
+    assert config.annealed("lr", 50) == config.lr, "the step size stays unless an end is given"
 
 
 def play(agent: PPOAgent) -> None:

@@ -42,8 +42,8 @@ class PPOConfig:
     """An update ends early above 1.5 times this KL; None never stops."""
     lr: float = 1e-3
     """Adam's step size."""
-    lr_end: float = 1e-3
-    """Step size when annealing is over."""
+    lr_end: float | None = None
+    """Step size when annealing is over; none: the same."""
     entropy_coef: float = 0.02
     """Weight of the joint action's entropy."""
     entropy_coef_end: float = 0.0
@@ -52,7 +52,7 @@ class PPOConfig:
     """Share of uniform exploration mixed into every head."""
     epsilon_end: float = 0.0
     """Exploration when annealing is over."""
-    anneal_updates: int = 100
+    anneal_updates: int = 0
     """Updates until lr, entropy weight and exploration reach their ends; 0 keeps the starts."""
     advantage_floor: float = 0.1
     """Least divisor of advantages, as a share of the spread of returns."""
@@ -76,7 +76,7 @@ class PPOConfig:
     def annealed(self, name: Literal["lr", "entropy_coef", "epsilon"], updates: int) -> float:
         """The scheduled value after so many updates."""
         start, end = getattr(self, name), getattr(self, f"{name}_end")
-        if self.anneal_updates == 0:
+        if self.anneal_updates == 0 or end is None:
             return start
         return start + (end - start) * min(updates / self.anneal_updates, 1.0)
 

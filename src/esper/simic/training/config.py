@@ -87,8 +87,6 @@ class TrainingConfig:
     """Precision of the networks' forward passes; fp16 needs a population of 1."""
     gpu_preload: bool = False
     """Keep the whole dataset in the memory of each CUDA device."""
-    compile_mode: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """Compile the policy's network with torch.compile in this mode."""
 
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
     """Rewards made of contributions and J, or of changes of the loss."""
@@ -100,8 +98,8 @@ class TrainingConfig:
     """Two or more reward modes: train one policy with each, on the same random streams, and compare them."""
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
-    anneal_fraction: float | None = 0.8
-    """Share of the run over which learning rate, entropy weight and exploration go to their ends; none: ppo.anneal_updates."""
+    anneal_fraction: float = 0.8
+    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if ppo.anneal_updates is 0."""
     hidden: int = 128
     """Units of the policy's recurrent layer."""
     updates_per_round: int = 1
@@ -156,10 +154,7 @@ class TrainingConfig:
             f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution")
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
-        yield self.anneal_fraction is not None and not 0 < self.anneal_fraction <= 1, (
-            f"anneal_fraction is {self.anneal_fraction}, must lie in (0, 1] or be none")
-        yield self.anneal_fraction is not None and self.ppo.anneal_updates != PPOConfig().anneal_updates, (
-            f"ppo.anneal_updates {self.ppo.anneal_updates} has no effect; set anneal_fraction {self.anneal_fraction} to none")
+        yield not 0 <= self.anneal_fraction <= 1, f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]"
         yield self.resume == "auto" and self.telemetry_dir is None, (
             "resume auto looks for checkpoints in telemetry_dir, which is not set")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline import EsperError, RewardMode
+from esper.leyline import EsperError, RewardMode, TelemetryEvent, TelemetryEventType
 from esper.leyline.statistics import Estimate, estimate, paired
 from esper.nissa import TelemetryHub
 from esper.simic.training import vectorized
@@ -36,6 +36,8 @@ class ABResult:
     @classmethod
     def of(cls, played: dict[RewardMode, dict[int, list[float]]], *, stopped: bool = False) -> ABResult:
         common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
+        if not common and stopped:
+            return cls({}, {}, {}, stopped)
         if not common:
             raise EsperError("A/B: no round was finished by every group, so there is nothing to compare")
         objectives = {mode: np.array([rounds[r] for r in common]) for mode, rounds in played.items()}
@@ -55,7 +57,8 @@ def train_dual_ab(**fields: Any) -> ABResult:
     played: dict[RewardMode, dict[int, list[float]]] = {mode: {} for mode in config.ab_reward_modes}
     with ExitStack() as runs:
         runs.callback(vectorized.clear_stop)
-        groups = {mode: runs.enter_context(vectorized.open_trainer(_group(config, mode), task, TelemetryHub()))
+        groups = {mode: runs.enter_context(vectorized.open_trainer(
+                      _group(config, mode), task, TelemetryHub([_Progress(vectorized.get_hub())])))
                   for mode in config.ab_reward_modes}
         for finished in range(1, config.rounds + 1):
             for mode, trainer in groups.items():
@@ -65,6 +68,21 @@ def train_dual_ab(**fields: Any) -> ABResult:
                     played[mode][before] = [outcome.objective for outcome in trainer.env.ledger.outcomes]
         stopped = any(trainer.stopped for trainer in groups.values())
     return ABResult.of(played, stopped=stopped)
+
+
+class _Progress:
+    """Passes on what somebody who waits for the whole comparison wants to see of each group."""
+
+    def __init__(self, hub: TelemetryHub) -> None:
+        self.hub = hub
+
+    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  numbered anew
+        if event.event_type in (TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.ALERT):
+            self.hub.emit(event)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def _group(config: TrainingConfig, mode: RewardMode) -> TrainingConfig:

@@ -174,7 +174,7 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
         return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), device=device,
                                    origin="checkpoint")
     steps = config.rollout_length or env.rules.max_epochs
-    ppo = config.ppo if config.anneal_fraction is None else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
+    ppo = config.ppo if config.ppo.anneal_updates else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
         config.rounds, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))

@@ -234,7 +234,7 @@ class VectorizedPPOTrainer:
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
             last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx, _ in targets], values)
-        metrics = run_ppo_updates(self.agent, 1, [], None, self.config.ppo.bf16)
+        metrics = run_ppo_updates(self.agent, self.config.updates_per_round, [], None, self.config.ppo.bf16)
         self.recorder.update(self.agent, metrics)
         if targets:
             assert self.hidden is not None, "a learning policy has a memory"

@@ -1,0 +1,110 @@
+"""Copies a run's numbers to an experiment tracker, under their names in the metric registry. Nothing leaves this machine."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from esper.karn.views import EVENT_VIEWS, VIEWS, Views
+from esper.leyline import EVENTS, EsperError, TelemetryEventType, allowed
+from esper.leyline.metrics import ROUND, FieldKind, Metric
+
+_T = TelemetryEventType
+_BY_ROUND = (_T.BATCH_COMPLETED, _T.PPO_UPDATE, _T.ACTION_DISTRIBUTION, _T.MASK_HIT_RATES)
+_NUMBERS, _MAPS = (FieldKind.FLOAT, FieldKind.INT), (FieldKind.NUMBERS, FieldKind.COUNTS)
+SUFFIX = ".esper"
+"""Ends the names of event files that this module wrote, and may therefore replace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Numbers of one moment: `axis` is round or episode, `step` the place on it."""
+
+    axis: str
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+def points(views: Views) -> Iterator[Point]:
+    """Rounds, updates, actions, masks, the health of rounds, alerts, and episodes, each in order."""
+    for kind in _BY_ROUND:
+        yield from _points(views.rows(f"SELECT *, round_idx AS step FROM {EVENT_VIEWS[kind]} ORDER BY seq"), "round", kind.value,
+                           EVENTS[kind].fields)
+    yield from _points(views.rows("""SELECT health.*, rounds.t_wall, rounds.round_idx AS step FROM health
+        JOIN rounds USING (round_idx) ORDER BY rounds.seq"""), "round", "round", ROUND)
+    for row in views.rows("SELECT code, value, round_idx, t_wall FROM alerts WHERE value IS NOT NULL ORDER BY seq"):
+        yield Point("round", row["round_idx"] or 0, row["t_wall"], {f"alert/{row['code']}": row["value"]})
+    yield from _points(views.rows("""SELECT *, episode_idx * (SELECT max(env_id) + 1 FROM episodes) + env_id AS step
+        FROM episodes ORDER BY step"""), "episode", _T.EPISODE_OUTCOME.value, EVENTS[_T.EPISODE_OUTCOME].fields)
+
+
+def _points(rows: Iterable[Mapping[str, Any]], axis: str, prefix: str, fields: Iterable[Metric]) -> Iterator[Point]:
+    fields = tuple(fields)
+    for row in rows:
+        values: dict[str, float] = {}
+        for field in fields:
+            value = row[field.name]
+            if field.kind in _NUMBERS and value is not None:
+                values[f"{prefix}/{field.name}"] = value
+            elif field.kind in _MAPS:
+                values |= {f"{prefix}/{field.name}/{key}": item for key, item in (value or {}).items() if item is not None}
+        yield Point(axis, row["step"], row["t_wall"], values)
+
+
+def _tensorboard(views: Views, out: Path, found: Iterable[Point]) -> None:
+    writer = _load("tensorboard.summary.writer.event_file_writer", "track")
+    event, summary = import_module("tensorboard.compat.proto.event_pb2"), import_module("tensorboard.compat.proto.summary_pb2")
+    for old in out.glob(f"*{SUFFIX}"):
+        old.unlink()
+    file = writer.EventFileWriter(str(out), filename_suffix=SUFFIX)
+    try:
+        for point in found:
+            values = [summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
+            file.add_event(event.Event(wall_time=point.time, step=point.step, summary=summary.Summary(value=values)))
+    finally:
+        file.close()
+
+
+def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
+    wandb = _load("wandb", None)
+    run = wandb.init(project="esper", name=views.run.path.resolve().name, dir=str(out), mode="offline",
+                     config=dict(views.run.config))
+    try:
+        for axis in ("round", "episode"):
+            run.define_metric(axis, hidden=True)
+        for point in found:
+            for prefix in {name.split("/")[0] for name in point.values}:
+                run.define_metric(f"{prefix}/*", step_metric=point.axis)
+            run.log({**point.values, point.axis: point.step})
+    finally:
+        run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[Views, Path, Iterable[Point]], None]] = {"tensorboard": _tensorboard, "wandb": _wandb}
+
+
+def sync_run(views: Views, tracker: str, out: Path | None = None) -> tuple[Path, int]:
+    """Write a run's numbers for a tracker into `out`, by default the run directory's part named for it. Returns the place and
+    how many numbers it got; a second time replaces the first where the tracker keeps files that can be told apart."""
+    if tracker not in TRACKERS:
+        raise EsperError(f"sync: tracker is {tracker!r}; {allowed(TRACKERS)}")
+    out = views.run.path / tracker if out is None else out
+    found = list(points(views))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        TRACKERS[tracker](views, out, found)
+    except OSError as error:
+        raise EsperError(f"sync: cannot write to {out}: {error.strerror or error}") from error
+    return out, sum(len(point.values) for point in found)
+
+
+def _load(module: str, extra: str | None) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        install = f"pip install 'esper-grow[{extra}]'" if extra else f"pip install {package}"
+        raise EsperError(f"{package} is not installed ({error}); to get it: {install}") from error
