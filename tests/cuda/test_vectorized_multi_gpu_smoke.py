@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from run_helpers import SMALL
 
 from esper.simic import train_ppo_vectorized
+from run_helpers import SMALL
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 

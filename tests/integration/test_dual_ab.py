@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from run_helpers import SMALL, story
 
 from esper.leyline import EsperError, RewardMode
 from esper.leyline.statistics import estimate, interquartile_mean, paired
 from esper.simic.training.dual_ab import ABResult, train_dual_ab
+from run_helpers import SMALL, story
 
 
 def test_groups_play_the_same_episodes_until_they_learn_otherwise(tmp_path) -> None:

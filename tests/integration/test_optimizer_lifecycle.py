@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from run_helpers import SMALL
 
 from esper.leyline import COOLDOWN_STAGES
 from esper.nissa import MemoryOutput, TelemetryHub
 from esper.simic import train_ppo_vectorized
 from esper.simic.training import vectorized
+from run_helpers import SMALL
 
 
 class Watch(MemoryOutput):

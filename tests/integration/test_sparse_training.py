@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import pytest
-from run_helpers import SMALL, rows, story, train
 
 from esper.simic import train_ppo_vectorized
+from run_helpers import SMALL, rows, story, train
 
 
 @pytest.mark.parametrize("policy", ["ppo", "random"])

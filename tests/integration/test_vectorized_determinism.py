@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from run_helpers import SMALL, assert_same_run, assert_same_weights, last_checkpoint, rows, story, train
 
 from esper.nissa import MemoryOutput, TelemetryHub
 from esper.runtime.data import SharedBatchIterator
 from esper.simic import train_ppo_vectorized
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 from esper.simic.training import vectorized
+from run_helpers import SMALL, assert_same_run, assert_same_weights, last_checkpoint, rows, story, train
 
 STOP_AT = ("train", "validate", "act", "update")
 
@@ -59,17 +59,18 @@ def eventful(**changes):
     return {"reward": {"mode": "escrow"}, "rollout_length": 3, "ppo": {"epsilon": 1.0, "epsilon_end": 1.0}, **changes}
 
 
-@pytest.fixture
-def faulty(monkeypatch):
-    monkeypatch.setattr(vectorized, "SharedBatchIterator", Faulty)
-    monkeypatch.setattr(Faulty, "stop_in", None)
-    return Faulty
+@pytest.fixture(scope="module", autouse=True)
+def faulty():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectorized, "SharedBatchIterator", Faulty)
+        yield Faulty
 
 
-@pytest.fixture
-def straight(faulty, tmp_path):
-    train(tmp_path / "straight", **eventful())
-    return tmp_path / "straight"
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "straight"
+    train(directory, **eventful())
+    return directory
 
 
 def test_two_runs_are_bit_identical(straight, tmp_path) -> None:
@@ -87,7 +88,7 @@ def test_a_stopped_and_resumed_run_equals_the_straight_one(phase, straight, faul
         hub.add_output(StopOn("seed_lifecycle" if phase == "act" else "ppo_update", 1, 6 if phase == "act" else 0))
     _, history = train(tmp_path / "cut", **eventful())
     assert len(history) == 1, "the run was to stop in its second round"
-    tensors, meta = last_checkpoint(tmp_path / "cut")
+    meta = last_checkpoint(tmp_path / "cut")[1]
     assert meta["round"] is not None
     if phase != "update":
         seeds = [seed for env in meta["round"]["envs"] for seed in env["row"]["seeds"].values()]
@@ -99,20 +100,21 @@ def test_a_stopped_and_resumed_run_equals_the_straight_one(phase, straight, faul
     assert_same_run(straight, tmp_path / "cut")
 
 
-def test_a_run_goes_on_beyond_its_end(faulty, straight, tmp_path) -> None:
-    changes = eventful(anneal_fraction=None)
+def test_a_run_goes_on_beyond_its_end(tmp_path) -> None:
+    changes = eventful(anneal_fraction=0.0)
     train(tmp_path / "long", **changes)
     train(tmp_path / "short", **{**changes, "rounds": 1})
     train(tmp_path / "short", **{**changes, "resume": "auto"})
     assert_same_weights(last_checkpoint(tmp_path / "long")[0], last_checkpoint(tmp_path / "short")[0])
 
 
-def test_one_env_does_not_depend_on_how_many_there_are(faulty, tmp_path) -> None:
+def test_one_env_does_not_depend_on_how_many_there_are(tmp_path) -> None:
     """Before the first update, when all policies are still the same one."""
     found = {}
     for envs in (1, 4, 16):
         train(tmp_path / f"{envs}", **{**eventful(rollout_length=None), "envs": envs, "rounds": 1, "population": 8})
-        found[envs] = [{k: v for k, v in row.items() if k != "seq"} for row in rows(tmp_path / f"{envs}", "steps") if row["env_id"] == 0]
+        steps = rows(tmp_path / f"{envs}", "steps")
+        found[envs] = [{k: v for k, v in row.items() if k != "seq"} for row in steps if row["env_id"] == 0]
     assert found[1] == found[4] == found[16]
     assert any(row["op"] == "GERMINATE" for row in found[1])
 

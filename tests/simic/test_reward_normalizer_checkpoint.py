@@ -4,12 +4,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from run_helpers import SMALL, last_checkpoint, rows, train
 
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
+from run_helpers import SMALL, last_checkpoint, rows, train
 
 
 def test_a_checkpoint_holds_the_scale_of_all_rewards_so_far(tmp_path) -> None:

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from run_helpers import SMALL, last_checkpoint, rows, story, train
 
 from esper.leyline import EsperError
 from esper.nissa import MemoryOutput, TelemetryHub
@@ -17,6 +16,7 @@ from esper.simic import train_ppo_vectorized
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized, vectorized_trainer
+from run_helpers import SMALL, last_checkpoint, rows, story, train
 
 
 def test_the_entry_point_is_one_flat_function() -> None:

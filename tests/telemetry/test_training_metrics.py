@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import fields
 
 import pytest
-from run_helpers import SMALL, rows, story, train
 
 from esper.leyline import HEAD_NAMES
 from esper.nissa import MemoryOutput, TelemetryHub
@@ -13,6 +12,7 @@ from esper.simic import train_ppo_vectorized
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.training import vectorized
+from run_helpers import SMALL, rows, story, train
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What `esper watch` shows: a run, one of its envs, and its policy, as text for a terminal or a file."""
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,16 +24,18 @@ _STAGE = {"GERMINATED": ("g", "GERM", "black on bright_yellow"), "TRAINING": ("t
           "EMBARGOED": ("e", "EMBARGO", "white on bright_black"), "RESETTING": ("r", "RESET", "white on bright_black")}
 """A letter, a word and a style per stage: what is shown never depends on colour alone."""
 _OP = dict(zip(OP_NAMES, ("·", "G", "A", "P", "F", "V"), strict=True))
-_OP_STYLES = ("bright_black", "yellow", "cyan", "red", "green", "blue")
+_OP_STYLES = ("dim", "yellow", "cyan", "red", "green", "blue")
 _OVERVIEW = ("avg_objective", "avg_accuracy", "avg_committed_accuracy", "avg_reward", "avg_added_params", "accuracy_drop",
              "rollbacks", "seconds")
+_WIDTHS = {"J": 7, "last op": 9}
+"""Least widths of columns whose heads are shorter than what they hold."""
 TREND = 24
 """Values in a trend."""
 
 
-def trend(values: Sequence[float | None]) -> str:
-    """The last values as blocks; a blank where one is absent."""
-    shown = [v for v in values[-TREND:] if v is None or v == v]
+def trend(values: Sequence[float | None], count: int = TREND) -> str:
+    """The last values as blocks; a blank where one is absent or not finite."""
+    shown = [v if v is not None and math.isfinite(v) else None for v in values[-count:]]
     there = [v for v in shown if v is not None]
     if not there:
         return ""
@@ -43,7 +46,7 @@ def trend(values: Sequence[float | None]) -> str:
 def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
-        table.add_column(head, no_wrap=True, overflow="ellipsis")
+        table.add_column(head, no_wrap=True, overflow="ellipsis", min_width=_WIDTHS.get(head, len(head)))
     return table
 
 
@@ -87,7 +90,7 @@ def _alert_lines(views: Views, count: int = 3) -> list[Text]:
     lines = [Text.assemble((f"! {row['severity']}", "red" if row["severity"] == "error" else "yellow"),
                            f" round {number(row['round_idx'])} {row['code']}: {row['message']} "
                            f"{number(row['value'])}, limit {number(row['limit'])}") for row in alerts[:count]]
-    more = [Text(f"  and {len(alerts) - count} earlier alerts", "bright_black")] if len(alerts) > count else []
+    more = [Text(f"  and {len(alerts) - count} earlier alerts", "dim")] if len(alerts) > count else []
     return [*lines, *more] or [Text("✓ no alerts", "green")]
 
 
@@ -108,7 +111,7 @@ def env_table(views: Views) -> RenderableType:
         FROM steps LEFT JOIN episodes USING (round_idx, env_id) WHERE steps.round_idx = {at}
         QUALIFY row_number() OVER (PARTITION BY steps.env_id ORDER BY steps.epoch DESC) = 1 ORDER BY steps.env_id""")
     if not ends:
-        return Text("envs: no round on record yet", "bright_black")
+        return Text("envs: no round on record yet", "dim")
     lives = {(row["env_id"], row["slot"]): row for row in views.rows(
         f"SELECT * FROM slots WHERE round_idx = {at} ORDER BY epoch") if row["slot"]}
     names = sorted({slot for _, slot in lives})
@@ -152,16 +155,16 @@ def _lanes(views: Views, where: str, steps: Sequence[Mapping[str, Any]], width: 
     for slot in sorted({slot for slot, _ in lives}):
         line = Text()
         for step in shown:
-            letter, _, style = _STAGE.get(lives.get((slot, step["epoch"]), {}).get("stage", ""), ("·", "", "bright_black"))
+            letter, _, style = _STAGE.get(lives.get((slot, step["epoch"]), {}).get("stage", ""), ("·", "", "dim"))
             line.append(letter, style)
         alphas = [lives.get((slot, step["epoch"]), {}).get("alpha") for step in shown]
         grid.add_row(slot, line)
-        grid.add_row("alpha", Text("".join(" " if a is None else " ▁▂▃▄▅▆▇█"[round(a * 8)] for a in alphas), "bright_black"))
+        grid.add_row("alpha", Text("".join(" " if a is None else " ▁▂▃▄▅▆▇█"[round(a * 8)] for a in alphas), "dim"))
     grid.add_row("action", Text("".join(_OP.get(step["op"], "?") for step in shown)))
-    grid.add_row("reward", Text("".join(trend([s["reward"] for s in shown[i:i + TREND]]) for i in range(0, len(shown), TREND))))
+    grid.add_row("reward", Text(trend([step["reward"] for step in shown], len(shown))))
     words = ", ".join(f"{letter} {stage.lower()}" for stage, (letter, _, _) in _STAGE.items())
     letters = ", ".join(f"{letter} {op}" for op, letter in _OP.items())
-    return Group(grid, Text(f"{words}; {letters}{f'; every {every}th epoch' if every > 1 else ''}", "bright_black"))
+    return Group(grid, Text(f"{words}; {letters}{f'; every {every}th epoch' if every > 1 else ''}", "dim"))
 
 
 def _decision_table(steps: Sequence[Mapping[str, Any]]) -> Table:
@@ -204,5 +207,5 @@ def policy_screen(views: Views, width: int) -> RenderableType:
             heads.add_row(head, number(course[-1]), trend(course), number((updates[-1]["head_kl"] or {}).get(head)))
         parts += ["", heads, ""]
     else:
-        parts += [Text("no update on record: the policy does not learn, or its first round is not over", "bright_black"), ""]
+        parts += [Text("no update on record: the policy does not learn, or its first round is not over", "dim"), ""]
     return Group(*parts, metric_table(ROUND, views.rows("SELECT * FROM health"), meanings=wide))

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from esper.karn.views import EVENT_VIEWS, VIEWS, Views
+from esper.karn.views import EVENT_VIEWS, Views
 from esper.leyline import EVENTS, EsperError, TelemetryEventType, allowed
 from esper.leyline.metrics import ROUND, FieldKind, Metric
 
@@ -54,9 +54,10 @@ def _points(rows: Iterable[Mapping[str, Any]], axis: str, prefix: str, fields: I
         yield Point(axis, row["step"], row["t_wall"], values)
 
 
-def _tensorboard(views: Views, out: Path, found: Iterable[Point]) -> None:
+def _tensorboard(_views: Views, out: Path, found: Iterable[Point]) -> None:
     writer = _load("tensorboard.summary.writer.event_file_writer", "track")
     event, summary = import_module("tensorboard.compat.proto.event_pb2"), import_module("tensorboard.compat.proto.summary_pb2")
+    out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"*{SUFFIX}"):
         old.unlink()
     file = writer.EventFileWriter(str(out), filename_suffix=SUFFIX)
@@ -70,6 +71,7 @@ def _tensorboard(views: Views, out: Path, found: Iterable[Point]) -> None:
 
 def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
     wandb = _load("wandb", None)
+    out.mkdir(parents=True, exist_ok=True)
     run = wandb.init(project="esper", name=views.run.path.resolve().name, dir=str(out), mode="offline",
                      config=dict(views.run.config))
     try:
@@ -94,7 +96,6 @@ def sync_run(views: Views, tracker: str, out: Path | None = None) -> tuple[Path,
     out = views.run.path / tracker if out is None else out
     found = list(points(views))
     try:
-        out.mkdir(parents=True, exist_ok=True)
         TRACKERS[tracker](views, out, found)
     except OSError as error:
         raise EsperError(f"sync: cannot write to {out}: {error.strerror or error}") from error

@@ -1,8 +1,10 @@
 """`esper watch` on a terminal: three screens over a run directory, read again whenever the run has written."""
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -23,18 +25,20 @@ class WatchApp(App[None]):
     """A run; `round_idx` None follows the last one."""
 
     CSS = "VerticalScroll { padding: 0 1; } #note { dock: bottom; height: auto; color: $error; }"
-    BINDINGS = [
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar = [
         *(Binding(str(i + 1), f"show('{name}')", name) for i, name in enumerate(SCREENS)),
-        Binding("n", "env(1)", "next env"), Binding("p", "env(-1)", "previous env"),
-        Binding("right_square_bracket", "round(1)", "next round", key_display="]"),
-        Binding("left_square_bracket", "round(-1)", "previous round", key_display="["),
+        Binding("n", "env(1)", "env +"), Binding("p", "env(-1)", "env −"),
+        Binding("right_square_bracket", "round(1)", "round +", key_display="]"),
+        Binding("left_square_bracket", "round(-1)", "round −", key_display="["),
         Binding("q", "quit", "quit")]
 
     def __init__(self, views: Views, *, round_idx: int | None = None, env_id: int = 0) -> None:
         super().__init__()
         self.title = str(views.run.path)
         self.views, self.round_idx, self.env_id = views, round_idx, env_id
-        self._seen, self._next = _state(views.run.path), 0.0
+        self._seen: tuple[object, ...] | None = _state(views.run.path)
+        self._next = 0.0
 
     def compose(self) -> ComposeResult:
         with ContentSwitcher(initial="overview"):
@@ -53,39 +57,49 @@ class WatchApp(App[None]):
 
     def draw(self) -> None:
         width = self.size.width - 4
-        texts = {"overview": overview(self.views, width), "env": env_screen(self.views, width, self.round_idx, self.env_id),
-                 "policy": policy_screen(self.views, width)}
+        try:
+            texts = {"overview": overview(self.views, width), "policy": policy_screen(self.views, width),
+                     "env": env_screen(self.views, width, self.round_idx, self.env_id)}
+        except EsperError as error:
+            self.query_one("#note", Static).update(str(error))
+            return
         for name, text in texts.items():
             self.query_one(f"#{name}-text", Static).update(text)
+        self.query_one("#note", Static).update("")
 
     def poll(self) -> None:
-        """Read the run again if it has changed. What cannot be read now, as while a run is resumed, may be in a moment."""
-        if time.monotonic() < self._next or self._seen == (state := _state(self.views.run.path)):
-            return
+        state = _state(self.views.run.path)
+        if time.monotonic() >= self._next and state != self._seen:
+            self._seen, self._next = state, math.inf
+            self.run_worker(self._read, thread=True)
+
+    def _read(self) -> None:
+        """Beside the screens. What cannot be read now, as while a run is being resumed, may be in a moment."""
         began, note = time.monotonic(), ""
         try:
-            self.views, self._seen = open_run(self.views.run.path), state
-            self.draw()
+            self.views = open_run(self.views.run.path)
         except (EsperError, OSError) as error:
-            note = str(error)
-        self.query_one("#note", Static).update(note)
+            note, self._seen = str(error), None
         self._next = time.monotonic() + 10 * (time.monotonic() - began)
+        self.call_from_thread(self.query_one("#note", Static).update, note) if note else self.call_from_thread(self.draw)
 
     def action_show(self, name: str) -> None:
         self.query_one(ContentSwitcher).current = name
 
     def action_env(self, step: int) -> None:
-        envs = [row["env_id"] for row in self.views.rows("SELECT DISTINCT env_id FROM steps ORDER BY 1")]
+        envs = self._recorded("env_id")
         if envs:
-            self.env_id = envs[(envs.index(self.env_id) + step) % len(envs)]
+            self.env_id = envs[(envs.index(self.env_id) + step) % len(envs)] if self.env_id in envs else envs[0]
             self.draw()
 
     def action_round(self, step: int) -> None:
-        rounds = [row["round_idx"] for row in self.views.rows("SELECT DISTINCT round_idx FROM steps ORDER BY 1")]
-        if rounds:
-            at = len(rounds) - 1 if self.round_idx is None else rounds.index(self.round_idx)
-            self.round_idx = rounds[max(0, at + step)] if at + step < len(rounds) - 1 else None
-            self.draw()
+        rounds = self._recorded("round_idx")
+        at = (rounds.index(self.round_idx) if self.round_idx in rounds else len(rounds) - 1) + step
+        self.round_idx = rounds[max(at, 0)] if at < len(rounds) - 1 else None
+        self.draw()
+
+    def _recorded(self, column: str) -> list[int]:
+        return [row[column] for row in self.views.rows(f"SELECT DISTINCT {column} FROM steps ORDER BY 1")]
 
 
 def _state(path: Path) -> tuple[object, ...] | None:

@@ -5,7 +5,6 @@ loads strictly. Files are JSON and safetensors, written atomically; nothing is e
 """
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -35,6 +34,7 @@ from esper.leyline import (
     StructureError,
     allowed,
 )
+from esper.leyline.files import write_atomic
 
 FORMAT = "esper-network-1"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
@@ -231,21 +231,3 @@ def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Take the tensors under a prefix out of the rest."""
     return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """All or nothing, also across a power cut: write beside, sync, rename, sync the directory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

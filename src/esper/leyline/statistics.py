@@ -31,7 +31,7 @@ class Estimate:
 
 
 def mean(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return samples.mean(-1)
+    return np.asarray(samples.mean(-1))
 
 
 def interquartile_mean(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -39,7 +39,7 @@ def interquartile_mean(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float
     ordered = np.sort(samples, -1)
     size = samples.shape[-1]
     weights = np.clip(np.minimum(np.arange(1, size + 1) - size / 4, 3 * size / 4 - np.arange(size)), 0.0, 1.0)
-    return ordered @ (weights / weights.sum())
+    return np.asarray(ordered @ (weights / weights.sum()))
 
 
 def estimate(samples: Sequence[float] | npt.NDArray[np.float64], *, strata: Sequence[int] | None = None,

@@ -23,9 +23,10 @@ from typing import Any
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from esper.leyline.files import replace_file, sync_directory
 from esper.nissa.hub import TelemetryError
 from esper.nissa.outputs import JsonlOutput, read_events, truncate_log
-from esper.nissa.tables import ParquetOutput, read_table, replace_file, sync_directory, truncate_tables
+from esper.nissa.tables import ParquetOutput, read_table, truncate_tables
 
 FORMAT = 1
 _PACKAGES = ("esper-grow", "torch", "numpy", "pyarrow", "duckdb", "safetensors", "orjson")

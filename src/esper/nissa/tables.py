@@ -17,10 +17,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from esper.leyline import EVENTS, STEP_TABLES, TelemetryEvent, TelemetryEventType, allowed
+from esper.leyline.files import PARTIAL, replace_file, sync_directory
 from esper.leyline.metrics import FieldKind
 from esper.nissa.hub import TelemetryError
 
-TEMPORARY = ".partial"
 Row = tuple[int, float, TelemetryEvent, dict[str, Any]]
 _WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
 _TYPES: Mapping[FieldKind, pa.DataType] = {
@@ -150,28 +150,6 @@ def _write(path: Path, table: pa.Table) -> None:
     replace_file(path, sink.getvalue())
 
 
-def replace_file(path: Path, data: bytes | pa.Buffer) -> None:
-    """All or nothing, also across a power cut: write beside, sync, rename. `sync_directory` makes it last."""
-    temporary = path.with_name(f".{path.name}{TEMPORARY}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def sync_directory(path: Path) -> None:
-    """Make creations, renames and deletions in a directory last."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _drop_partial(directory: Path) -> None:
-    for path in directory.glob(f".*{TEMPORARY}"):
+    for path in directory.glob(f".*{PARTIAL}"):
         path.unlink()

@@ -9,6 +9,12 @@ COMMANDS = {
     "train": ("esper.scripts.train", "train a policy, or let one decide that does not learn"),
     "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
     "data": ("esper.scripts.data", "datasets: list them, get one"),
+    "runs": ("esper.scripts.runs", "list runs and how they stand"),
+    "watch": ("esper.scripts.watch", "look at a run, live or finished"),
+    "report": ("esper.scripts.report", "a run as one HTML page"),
+    "sql": ("esper.scripts.sql", "ask a run in SQL"),
+    "compare": ("esper.scripts.compare", "runs side by side, with intervals"),
+    "sync": ("esper.scripts.sync", "a run's numbers for TensorBoard or W&B"),
 }
 """Subcommand → module with `main(arguments) -> int`, and a line of help. Modules load when they are used."""
 

@@ -39,6 +39,7 @@ from esper.leyline import (
     head_sizes,
     stream_seed,
 )
+from esper.leyline.files import write_atomic
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
@@ -393,20 +394,7 @@ def write_archive(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}
     data = safetensors.torch.save(tensors, metadata={"esper": orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()})
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_atomic(path, data)
 
 
 def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

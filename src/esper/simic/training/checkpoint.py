@@ -56,6 +56,7 @@ class CheckpointStore:
         is_best = best > progress.best
         progress.best = max(progress.best, best)
         try:
+            trainer.recorder.hub.flush()  # first: a checkpoint counts on the events before it
             write_archive(path, *capture(trainer))
             if is_best:
                 shutil.copyfile(path, self.directory / ".best.partial")
@@ -186,6 +187,11 @@ def restore(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], meta: 
         raise CheckpointError(f"{origin}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{origin}: a value is missing or of the wrong kind: {error}") from error
+
+
+def finished_of(meta: Mapping[str, Any]) -> tuple[int, int]:
+    """Finished rounds, and finished epochs of the next."""
+    return meta["progress"]["round_idx"], meta["progress"]["epoch"]
 
 
 def agent_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,14 @@ from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
-from esper.simic.training.checkpoint import CheckpointStore, agent_part, find_checkpoint, read_checkpoint, restore
+from esper.simic.training.checkpoint import (
+    CheckpointStore,
+    agent_part,
+    find_checkpoint,
+    finished_of,
+    read_checkpoint,
+    restore,
+)
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.recording import RunRecorder
@@ -103,7 +110,7 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
     with ExitStack() as cleanup:
         if directory is not None:
             run = (RunDirectory.create(directory, config=config.to_json()) if stored is None
-                   else RunDirectory.resume(directory, stored[1]["seq"]))
+                   else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1])))
             trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
             trainer.recorder.detector = AnomalyDetector(run.events())
             cleanup.enter_context(hub.attached(*run.outputs()))

@@ -1,0 +1,40 @@
+"""`esper watch`: a run on the terminal, live or finished."""
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from esper.karn.screens import env_screen, overview, policy_screen
+from esper.karn.summary import open_run
+from esper.leyline import EsperError
+from esper.scripts.karn import RunPath, console, run_reader, width
+
+
+def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002  the flag's name
+    """Show a run: an overview, one env, and the policy. Elsewhere than on a terminal, print these once as plain text.
+
+    Args:
+        run: The run directory.
+        env: The env to show first.
+        round: The round to show it in; by default the last on record.
+    """
+    views = open_run(run)
+    shown = [screen(views, width()) for screen in (overview, policy_screen)]
+    shown.append(env_screen(views, width(), round, env))
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        for screen in shown:
+            console().print(screen, "")
+        return
+    try:
+        from esper.karn.watch import WatchApp
+    except ImportError as error:
+        raise EsperError(f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'") from error
+    WatchApp(views, round_idx=round, env_id=env).run()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return run_reader(watch, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
