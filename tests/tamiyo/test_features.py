@@ -109,7 +109,7 @@ def test_slopes_are_unmeasured_before_there_is_history(played) -> None:
 def test_dormant_slots_are_sensed_and_their_seeds_are_not(played) -> None:
     seen, _, obs = played[0]
     assert not seen.table["occupied"].any()
-    for name in ("boundary_norm", "growth_score", "tap_ratio"):
+    for name in ("boundary_norm", "growth_score", "feature_rank", "tap_ratio"):
         assert obs.slots[..., column(SLOT, name)][..., 1].eq(1).all(), name
     for name in ("contribution", "gradient_norm", "gradient_health"):
         assert obs.slots[..., column(SLOT, name)].eq(0).all(), name
@@ -131,7 +131,7 @@ def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
 
 def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
     seen, _, _ = played[3]
-    inputs = stack_inputs(seen.signals, seen.table, seen.sensors[:, :2], last_op=[0] * 8, last_success=[True] * 8)
+    inputs = stack_inputs(seen.signals, seen.table, seen.sensors[:, :3], last_op=[0] * 8, last_success=[True] * 8)
     assert batch_obs_to_features(inputs).slots[..., column(SLOT, "tap_ratio")].eq(0).all()
     with pytest.raises(EsperError, match="sensors"):
         stack_inputs(seen.signals, seen.table, seen.sensors[:4], last_op=[0] * 8, last_success=[True] * 8)

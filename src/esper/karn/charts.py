@@ -33,11 +33,15 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def tag(name: str, text: str = "", **attributes: object) -> str:
-    """An element; `css` is its class, numbers are rounded to a tenth of a pixel."""
+class Html(str):
+    """Text that is markup already."""
+
+
+def tag(name: str, text: str = "", **attributes: object) -> Html:
+    """An element around markup; `css` is its class, numbers are rounded to a tenth of a pixel."""
     shown = [(key, f"{value:.1f}" if isinstance(value, float) else escape(str(value))) for key, value in attributes.items()]
     inside = "".join(f' {"class" if key == "css" else key.replace("_", "-")}="{value}"' for key, value in shown)
-    return f"<{name}{inside}>{text}</{name}>"
+    return Html(f"<{name}{inside}>{text}</{name}>")
 
 
 def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = None) -> str:
@@ -57,7 +61,7 @@ class Frame:
             low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
         margin = (high - low) * 0.05
         self.y0, self.y1 = (low - margin if low else low), (high + margin if high else high)
-        self.parts = [tag("text", escape(x_label), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 3, text_anchor="middle")]
+        self.parts: list[str] = [tag("text", escape(x_label), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 3, text_anchor="middle")]
         marks = ticks(self.y0, self.y1)
         digits = max(0, math.ceil(-math.log10(_step(marks)) - 1e-9))
         for value in marks:
@@ -72,7 +76,7 @@ class Frame:
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
 
-    def level(self, value: float, css: str) -> str:
+    def level(self, value: float, css: str) -> Html:
         return tag("line", css=css, x1=LEFT, x2=WIDTH - RIGHT, y1=self.y(value), y2=self.y(value))
 
     def path(self, points: Sequence[tuple[float, float | None]]) -> str:
@@ -147,14 +151,12 @@ def _step(x: Sequence[float]) -> float:
     return min((b - a for a, b in pairwise(x)), default=1.0)
 
 
-def spark(values: Values) -> str:
-    """A line of the size of a word."""
-    there = [v for v in values if v is not None and math.isfinite(v)]
-    if len(there) < 2:
-        return ""
-    low, span = min(there), (max(there) - min(there)) or 1.0
-    points = " ".join(f"{i * 88 / (len(there) - 1) + 1:.1f},{15 - (v - low) / span * 13:.1f}" for i, v in enumerate(there))
-    return tag("svg", tag("polyline", points=points), css="spark", viewBox="0 0 90 17")
+def trend(values: Values, count: int) -> str:
+    """The last values as blocks of text; a blank where one is absent."""
+    shown = _finite({"": values[-count:]})[""]
+    there = [v for v in shown if v is not None]
+    low, span = min(there, default=0.0), max(there, default=0.0) - min(there, default=0.0) or 1.0
+    return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[min(7, int((v - low) / span * 8))] for v in shown)
 
 
 Life = tuple[int, str, str | None, float | None]

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from esper.karn.charts import Life, Series, lanes, lines, number, spark, stacked, tag
+from esper.karn.charts import Html, Life, Series, lanes, lines, number, stacked, tag, trend
 from esper.karn.summary import summarize
 from esper.karn.views import EVENT_VIEWS, VIEWS, Views
 from esper.leyline import EVENTS, OP_NAMES, PHASES, EsperError, SeedStage, TelemetryEventType
@@ -45,10 +45,10 @@ def render_report(views: Views, growth_rounds: int = 24) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Numbers to the right; a cell that starts with `<` is HTML already."""
+    """Numbers to the right; markup stays as it is."""
     def cell(value: object) -> str:
         if isinstance(value, str):
-            return f"<td>{value if value.startswith('<') else escape(value)}</td>"
+            return f"<td>{value if isinstance(value, Html) else escape(value)}</td>"
         return tag("td", escape(number(value)), css="n")
 
     body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
@@ -268,9 +268,9 @@ def _glossary(views: Views) -> str:
         means = "".join(f", avg({_quote(f)}) AS {_quote(f)}" for f in numeric)
         course = views.rows(f"SELECT round_idx AS at{means} FROM {name} GROUP BY 1 ORDER BY 1")
         rows = [(tag("code", f.name), f.unit, f"{f.better}{_sound(f)}".strip(), _plain(last[f.name]),
-                 spark([row[f.name] for row in course]) if f in numeric else "", f.meaning) for f in fields]
+                 trend([row[f.name] for row in course], 24) if f in numeric else "", f.meaning) for f in fields]
         parts.append(f"<details><summary><b>{name}</b> {escape(VIEWS[name].meaning)}</summary>"
-                     f"{_table(('field', 'unit', 'better', 'last', 'over rounds', 'meaning'), rows)}</details>")
+                     f"{_table(('field', 'unit', 'better', 'last', 'last rounds', 'meaning'), rows)}</details>")
     unknown = f"Recorded, but unknown to this version: {', '.join(sorted(views.unknown))}." if views.unknown else ""
     return (_none(unknown) if unknown else "") + "".join(parts)
 

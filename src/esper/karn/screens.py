@@ -1,7 +1,6 @@
 """What `esper watch` shows: a run, one of its envs, and its policy, as text for a terminal or a file."""
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.charts import number
+from esper.karn.charts import number, trend
 from esper.karn.summary import RunSummary, summarize
 from esper.karn.views import EVENT_VIEWS, Views
 from esper.leyline import EVENTS, OP_NAMES, EsperError, TelemetryEventType, allowed
@@ -28,25 +27,15 @@ _OP_STYLES = ("dim", "yellow", "cyan", "red", "green", "blue")
 _OVERVIEW = ("avg_objective", "avg_accuracy", "avg_committed_accuracy", "avg_reward", "avg_added_params", "accuracy_drop",
              "rollbacks", "seconds")
 _WIDTHS = {"J": 7, "last op": 9}
-"""Least widths of columns whose heads are shorter than what they hold."""
+"""Columns that keep their width when there is little room."""
 TREND = 24
 """Values in a trend."""
-
-
-def trend(values: Sequence[float | None], count: int = TREND) -> str:
-    """The last values as blocks; a blank where one is absent or not finite."""
-    shown = [v if v is not None and math.isfinite(v) else None for v in values[-count:]]
-    there = [v for v in shown if v is not None]
-    if not there:
-        return ""
-    low, span = min(there), (max(there) - min(there)) or 1.0
-    return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[min(7, int((v - low) / span * 8))] for v in shown)
 
 
 def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in heads:
-        table.add_column(head, no_wrap=True, overflow="ellipsis", min_width=_WIDTHS.get(head, len(head)))
+        table.add_column(head, no_wrap=True, overflow="ellipsis", width=_WIDTHS.get(head), min_width=len(head))
     return table
 
 
@@ -58,7 +47,8 @@ def metric_table(fields: Iterable[Metric], rows: Sequence[Mapping[str, Any]], *,
         last = next((v for v in reversed(values) if v is not None), None)
         limits = " ".join(f"{sign} {v:g}" for sign, v in (("≥", field.low), ("≤", field.high)) if v is not None)
         state = Text() if last is None or not limits else Text("✗", "red") if field.fault(last) else Text("✓", "green")
-        table.add_row(field.name, number(last), state, limits, trend(values), *[f"{field.meaning} ({field.unit})"] * meanings)
+        meaning = [f"{field.meaning} ({field.unit})"] * meanings
+        table.add_row(field.name, number(last), state, limits, trend(values, TREND), *meaning)
     return table
 
 
@@ -115,11 +105,11 @@ def env_table(views: Views) -> RenderableType:
     lives = {(row["env_id"], row["slot"]): row for row in views.rows(
         f"SELECT * FROM slots WHERE round_idx = {at} ORDER BY epoch") if row["slot"]}
     names = sorted({slot for _, slot in lives})
-    table = _plain_table("env", "J", "accuracy", "+params", *names, "last op")
+    table = _plain_table("env", "J", "accuracy", "+params", "last op", *names)
     for end in ends:
         cells = [_cell(lives[end["env_id"], slot]) if slot in (end["stages"] or {}) else Text("·") for slot in names]
         table.add_row(str(end["env_id"]), number(end["objective"]), number(end["final_accuracy"]), number(end["added_params"]),
-                      *cells, end["op"])
+                      end["op"], *cells)
     return Group(Text(f"envs at the end of round {ends[0]['round_idx']}", "bold"), table)
 
 
@@ -204,7 +194,7 @@ def policy_screen(views: Views, width: int) -> RenderableType:
         heads = _plain_table("head", "entropy", "trend", "KL")
         for head in updates[-1]["head_entropy"] or {}:
             course = [(row["head_entropy"] or {}).get(head) for row in updates]
-            heads.add_row(head, number(course[-1]), trend(course), number((updates[-1]["head_kl"] or {}).get(head)))
+            heads.add_row(head, number(course[-1]), trend(course, TREND), number((updates[-1]["head_kl"] or {}).get(head)))
         parts += ["", heads, ""]
     else:
         parts += [Text("no update on record: the policy does not learn, or its first round is not over", "dim"), ""]

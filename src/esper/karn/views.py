@@ -192,10 +192,8 @@ def _column(owner: str, column: Metric, values: list[Any]) -> pa.Array:
 
 
 def describe_views() -> str:
-    """The part of docs/telemetry.md about SQL: every view and its columns."""
-    context = {column.name for column in _CONTEXT}
-    lines = []
-    for view in VIEWS.values():
-        columns = ", ".join(f"`{c.name}`" for c in view.columns if view.query or c.name not in context)
-        lines.append(f"| `{view.name}` | {view.meaning} | {columns} |")
-    return "\n".join(["| view | a row is | columns |", "|---|---|---|", *lines, ""])
+    """The part of docs/telemetry.md about SQL: every view, and the columns that no event has."""
+    events = {name: kind.value for kind, name in EVENT_VIEWS.items()}
+    rows = [f"| `{view.name}` | {view.meaning} | " + (f"those of `{events[view.name]}`" if view.name in events else ", ".join(
+        f"`{column.name}`" for column in view.columns)) + " |" for view in VIEWS.values()]
+    return "\n".join(["| view | what a row is about | columns |", "|---|---|---|", *rows, ""])

@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from rich.console import RenderableType
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
@@ -16,7 +18,7 @@ from esper.karn.summary import is_written, open_run
 from esper.karn.views import Views
 from esper.leyline import EsperError
 
-SCREENS = ("overview", "env", "policy")
+SCREENS: Mapping[str, Callable[..., RenderableType]] = {"overview": overview, "env": env_screen, "policy": policy_screen}
 POLL = 1.0
 """Seconds between looks; a run that takes long to read is looked at less often, so that reading stays a tenth of the time."""
 
@@ -45,7 +47,7 @@ class WatchApp(App[None]):
             for name in SCREENS:
                 with VerticalScroll(id=name):
                     yield Static(id=f"{name}-text")
-        yield Static(id="note")
+        yield Static(id="note", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -53,19 +55,17 @@ class WatchApp(App[None]):
         self.set_interval(POLL, self.poll)
 
     def on_resize(self) -> None:
-        self.draw()
+        self.call_after_refresh(self.draw)  # only then does the app know its new size
 
     def draw(self) -> None:
-        width = self.size.width - 4
+        """Show the current screen; what cannot be shown, as a round that a resumed run has undone, is said below it."""
+        name, width, note = str(self.query_one(ContentSwitcher).current), self.size.width - 4, ""
         try:
-            texts = {"overview": overview(self.views, width), "policy": policy_screen(self.views, width),
-                     "env": env_screen(self.views, width, self.round_idx, self.env_id)}
-        except EsperError as error:
-            self.query_one("#note", Static).update(str(error))
-            return
-        for name, text in texts.items():
+            text = SCREENS[name](self.views, width, *((self.round_idx, self.env_id) if name == "env" else ()))
             self.query_one(f"#{name}-text", Static).update(text)
-        self.query_one("#note", Static).update("")
+        except EsperError as error:
+            note = str(error)
+        self.query_one("#note", Static).update(note)
 
     def poll(self) -> None:
         state = _state(self.views.run.path)
@@ -85,6 +85,7 @@ class WatchApp(App[None]):
 
     def action_show(self, name: str) -> None:
         self.query_one(ContentSwitcher).current = name
+        self.draw()
 
     def action_env(self, step: int) -> None:
         envs = self._recorded("env_id")
@@ -95,7 +96,7 @@ class WatchApp(App[None]):
     def action_round(self, step: int) -> None:
         rounds = self._recorded("round_idx")
         at = (rounds.index(self.round_idx) if self.round_idx in rounds else len(rounds) - 1) + step
-        self.round_idx = rounds[max(at, 0)] if at < len(rounds) - 1 else None
+        self.round_idx = rounds[max(at, 0)] if at < len(rounds) - 1 and rounds else None
         self.draw()
 
     def _recorded(self, column: str) -> list[int]:

@@ -8,6 +8,7 @@ from importlib import import_module
 COMMANDS = {
     "train": ("esper.scripts.train", "train a policy, or let one decide that does not learn"),
     "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
+    "baseline": ("esper.scripts.baseline", "capture what a short run does, and check that it still does it"),
     "data": ("esper.scripts.data", "datasets: list them, get one"),
     "runs": ("esper.scripts.runs", "list runs and how they stand"),
     "watch": ("esper.scripts.watch", "look at a run, live or finished"),

@@ -17,16 +17,19 @@ BAD_INPUT = 2
 RunPath = Annotated[Path, tyro.conf.Positional]
 
 
-def run_reader(command: Callable[..., None], arguments: Sequence[str] | None) -> int:
-    """Parse the arguments, call the command, and turn what is wrong with a run into a message and an exit code."""
-    try:
-        tyro.cli(command, args=arguments, prog=f"esper {command.__name__}", description=command.__doc__)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (EsperError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return 0
+def reader(command: Callable[..., None]) -> Callable[..., int]:
+    """A command's `main`: it parses the arguments and turns what is wrong with a run into a message and an exit code."""
+    def main(arguments: Sequence[str] | None = None) -> int:
+        try:
+            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}", description=command.__doc__)
+        except BrokenPipeError:  # the reader of our output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except (EsperError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return BAD_INPUT
+        return 0
+
+    return main
 
 
 def console() -> Console:

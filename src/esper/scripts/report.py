@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from esper.karn.report import render_report
 from esper.karn.summary import open_run
-from esper.scripts.karn import RunPath, run_reader
+from esper.scripts.karn import RunPath, reader
 
 
 def report(run: RunPath, out: Path | None = None, growth_rounds: int = 24) -> None:
@@ -23,9 +22,7 @@ def report(run: RunPath, out: Path | None = None, growth_rounds: int = 24) -> No
     print(out)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_reader(report, arguments)
-
+main = reader(report)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
@@ -10,7 +9,7 @@ from rich.table import Table
 from esper.karn.charts import number
 from esper.karn.summary import find_runs, open_run, summarize
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, run_reader
+from esper.scripts.karn import RunPath, console, reader
 
 
 def runs(root: RunPath = Path("runs")) -> None:
@@ -37,9 +36,7 @@ def runs(root: RunPath = Path("runs")) -> None:
         print(line, file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_reader(runs, arguments)
-
+main = reader(runs)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import orjson
@@ -14,7 +13,7 @@ from esper.karn.charts import number
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, View
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, run_reader
+from esper.scripts.karn import RunPath, console, reader
 
 
 def sql(run: RunPath, query: Annotated[str | None, tyro.conf.Positional] = None, /, *,
@@ -31,19 +30,24 @@ def sql(run: RunPath, query: Annotated[str | None, tyro.conf.Positional] = None,
         _describe()
         return
     names, rows = views.query(query)
+    if output == "json":
+        print(_json([dict(zip(names, row, strict=True)) for row in rows], orjson.OPT_INDENT_2))
+        return
+    cells = [[_json(value) if isinstance(value, dict | list) else value for value in row] for row in rows]
     if output == "csv":
-        csv.writer(sys.stdout).writerows([names, *rows])
-    elif output == "json":
-        try:
-            text = orjson.dumps([dict(zip(names, row, strict=True)) for row in rows], default=str, option=orjson.OPT_INDENT_2)
-        except orjson.JSONEncodeError as error:
-            raise EsperError(f"the answer does not fit into JSON: {error}; try --output csv") from error
-        print(text.decode())
-    else:
-        table = Table(*names, box=None)
-        for row in rows:
-            table.add_row(*(number(value) for value in row))
-        console().print(table)
+        csv.writer(sys.stdout).writerows([names, *cells])
+        return
+    table = Table(*names, box=None)
+    for row in cells:
+        table.add_row(*map(number, row))
+    console().print(table)
+
+
+def _json(value: object, option: int = 0) -> str:
+    try:
+        return orjson.dumps(value, default=str, option=option).decode()
+    except orjson.JSONEncodeError as error:
+        raise EsperError(f"the answer does not fit into JSON: {error}; cast it in the query") from error
 
 
 def _describe() -> None:
@@ -58,9 +62,7 @@ def _describe() -> None:
         console().print(table, "")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_reader(sql, arguments)
-
+main = reader(sql)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from esper.karn.summary import open_run
 from esper.karn.sync import sync_run
-from esper.scripts.karn import RunPath, run_reader
+from esper.scripts.karn import RunPath, reader
 
 
 def sync(run: RunPath, to: Literal["tensorboard", "wandb"], out: Path | None = None) -> None:
@@ -23,9 +22,7 @@ def sync(run: RunPath, to: Literal["tensorboard", "wandb"], out: Path | None = N
     print(f"{count} numbers in {place}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_reader(sync, arguments)
-
+main = reader(sync)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from esper.karn.screens import env_screen, overview, policy_screen
 from esper.karn.summary import open_run
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, run_reader, width
+from esper.scripts.karn import RunPath, console, reader, width
 
 
 def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002  the flag's name
@@ -32,9 +31,7 @@ def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa
     WatchApp(views, round_idx=round, env_id=env).run()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return run_reader(watch, arguments)
-
+main = reader(watch)
 
 if __name__ == "__main__":
     sys.exit(main())

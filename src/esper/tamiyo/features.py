@@ -41,7 +41,7 @@ class FeatureInputs:
     accuracies: Array  # [E, H], NaN before the first epoch, newest last
     losses: Array  # [E, H]
     table: ReportArray  # [E, S]
-    sensors: Array  # [E, 3, S]: boundary norm, growth score, tap ratio (NaN where there is none)
+    sensors: Array  # [E, 4, S]: boundary norm, growth score, feature rank, tap ratio (NaN where there is none)
     last_op: Array  # [E]
     last_success: Array  # [E]
 
@@ -200,7 +200,9 @@ SLOT: tuple[Feature, ...] = (
     Feature("growth_score", "gradient that a silent layer here would receive", _sensor(1), magnitude, True),
     Feature("growth_score_relative", "the same over its geometric mean of all slots", _sensor(1, relative=True),
             magnitude, True),
-    Feature("tap_ratio", "off-centre to centre taps of that gradient: is spatial reach missing", _sensor(2), magnitude, True),
+    Feature("feature_rank", "independent channels that reach the slot, as a share of all: what can be expressed so far",
+            _sensor(2), plain, True),
+    Feature("tap_ratio", "off-centre to centre taps of that gradient: is spatial reach missing", _sensor(3), magnitude, True),
 )
 
 BASE_DIM, SLOT_DIM = (sum(f.width for f in table) for table in (BASE, SLOT))
@@ -221,10 +223,10 @@ def stack_inputs(signals: Sequence[TrainingSignals], table: ReportArray, sensors
     longest = max(len(s.accuracy_history) for s in signals)
     padded = [np.array([[np.nan] * (longest - len(h)) + list(h) for h in histories], np.float64)
               for histories in ([s.accuracy_history for s in signals], [s.loss_history for s in signals])]
-    if sensors.shape[1] == 2:
+    if sensors.shape[1] == 3:
         sensors = np.concatenate([sensors, np.full_like(sensors[:, :1], np.nan)], 1)
-    if sensors.shape != (len(signals), 3, table.shape[1]):
-        raise EsperError(f"sensors have shape {sensors.shape}, wanted {(len(signals), 3, table.shape[1])}")
+    if sensors.shape != (len(signals), 4, table.shape[1]):
+        raise EsperError(f"sensors have shape {sensors.shape}, wanted {(len(signals), 4, table.shape[1])}")
     return FeatureInputs(columns, padded[0], padded[1], table, sensors, np.array(last_op), np.array(last_success, np.float64))
 
 

@@ -89,7 +89,7 @@ def test_cnn_against_a_zero_convolution_in_a_plain_network(population: int, grow
     host_norm = torch.stack([network.host_norm(xs, ys) for network, xs, ys in rows])
     found = measure_growth(model, x, y, host_norm)
     assert found.tap_ratio is not None
-    assert found.packed().shape == (3, population, 6)
+    assert found.packed().shape == (4, population, 6)
     for row, (network, xs, ys) in enumerate(rows):
         rms = host_norm[row] / model.host_params ** 0.5
         for i, slot_id in enumerate(model.slot_config.slot_ids):
@@ -216,6 +216,47 @@ def test_a_step_measures_what_a_pass_of_its_own_does(topology: Topology, incubat
     found = probed_step(model, optimizer, x, y).packed()
     assert optimizer.stats is not None
     assert torch.allclose(found, measure_growth(model, x, y, optimizer.stats.host_norm).packed(), rtol=1e-9, atol=1e-7)
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_feature_rank_against_the_eigenvalues_of_the_covariance(topology: Topology) -> None:
+    model = make(topology, 8, dtype=torch.float64)
+    x, y = population_batch(model, 1, batch=32)
+    features: dict[str, Tensor] = {}
+
+    def keep(slot_id: str, before: Tensor, after: Tensor) -> Tensor:
+        features[slot_id] = before.detach()
+        return after
+
+    model.forward_probed(x, keep)
+    found = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64)).feature_rank
+    for i, slot_id in enumerate(model.slot_config.slot_ids):
+        for row in range(8):
+            h = features[slot_id]
+            samples = h.unflatten(1, (8, -1))[:, row].transpose(1, -1).flatten(0, -2) if topology == "cnn" else h[row].flatten(0, -2)
+            spectrum = torch.linalg.eigvalsh(torch.cov(samples.T)).clamp(min=0)
+            assert close(found[row, i], spectrum.sum() ** 2 / spectrum.square().sum() / samples.shape[1])
+
+
+def test_feature_rank_tells_copies_from_independent_channels() -> None:
+    model = make("cnn", 8)
+    with torch.no_grad():
+        for row in (0, 1):
+            model.host.blocks[0].conv.weight[row] = model.host.blocks[0].conv.weight[row, :1]
+    rank = sensors_of(model).feature_rank
+    assert torch.allclose(rank[:2, 0], torch.tensor(0.5), atol=1e-4)
+    assert (rank[2:, 0] > 0.51).all()
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_a_row_is_measured_alike_in_any_population(topology: Topology) -> None:
+    found = {}
+    for population in (8, 16, 64):
+        model = make(topology, population, seeds=list(range(population)))
+        x, y = population_batch(model, 1)
+        found[population] = measure_growth(model, x, y, torch.ones(population)).packed()[:, :8]
+    assert same_bits(found[8], found[16])
+    assert same_bits(found[8], found[64])
 
 
 def test_reading_before_backward_says_what_to_do() -> None:

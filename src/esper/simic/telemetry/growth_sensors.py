@@ -1,8 +1,9 @@
 """Where would growth help? For every slot of every network, dormant ones included, on one batch.
 
 A zero-initialised layer beside the slot would change nothing and receive a gradient: how large that gradient is says how
-much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). Control input, so measured at
-every telemetry level; nothing that training uses is touched.
+much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). How many independent channels
+reach the slot says what the layers before it can express. Control input, so measured at every telemetry level; nothing that
+training uses is touched.
 
 P rows, B batch, C channels or features, S slots.
 """
@@ -33,11 +34,13 @@ class GrowthSensors:
 
     boundary_norm: Tensor  # [P, S] ‖∂L/∂h‖ at the slot's output
     growth_score: Tensor  # [P, S] gradient of the zero layer per √parameter, over the host's
+    feature_rank: Tensor  # [P, S] effective number of independent channels that reach the slot, as a share of all
     tap_ratio: Tensor | None  # [P, S] off-centre to centre taps of that gradient, per tap; None without convolutions
 
     def packed(self) -> Tensor:
-        """Everything as [2 or 3, P, S], for one transfer."""
-        return torch.stack([t for t in (self.boundary_norm, self.growth_score, self.tap_ratio) if t is not None])
+        """Everything as [3 or 4, P, S], for one transfer."""
+        found = (self.boundary_norm, self.growth_score, self.feature_rank, self.tap_ratio)
+        return torch.stack([t for t in found if t is not None])
 
 
 class GrowthProbe:
@@ -64,6 +67,7 @@ class GrowthProbe:
             if slot_id not in self._gradients:
                 raise EsperError(f"slot {slot_id}: no gradient has come back yet; call backward on the losses first")
         norms, taps = zip(*(_sense(model, self._features[s], self._gradients[s]) for s in slots), strict=True)
+        ranks = [_effective_rank(model, self._features[s]) for s in slots]
         tap = torch.stack(taps, 1)  # [P, S, taps]
         host_rms = (host_norm / model.host_params ** 0.5).unsqueeze(1)
         score = torch.linalg.vector_norm(tap, dim=2) / (tap.shape[2] ** 0.5 * host_rms)
@@ -71,7 +75,7 @@ class GrowthProbe:
         if model.layout.image:
             around = torch.linalg.vector_norm(torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1:]], 2), dim=2)
             ratio = around / (tap.shape[2] - 1) ** 0.5 / tap[..., CENTRE]
-        return GrowthSensors(torch.stack(norms, 1), score, ratio)
+        return GrowthSensors(torch.stack(norms, 1), score, torch.stack(ranks, 1), ratio)
 
 
 def measure_growth(model: MorphogeneticModel, x: Tensor, targets: Tensor, host_norm: Tensor,
@@ -103,6 +107,20 @@ def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tup
     weight = torch.bmm(flat_gradient.transpose(1, 2), flat_features)
     return (torch.linalg.vector_norm(flat_gradient, dim=(1, 2)),
             torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels)
+
+
+def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
+    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all channels vary alike and
+    on their own, 1/C where they all say the same. NaN where nothing varies."""
+    if model.layout.image:
+        samples = features.permute(1, 0, 2, 3).reshape(model.population, -1, features[:, 0].numel())
+    else:
+        samples = features.reshape(model.population, -1, features.shape[-1]).transpose(1, 2)
+    samples = samples.to(torch.promote_types(samples.dtype, torch.float32))
+    centred = samples - samples.mean(2, keepdim=True)
+    covariance = torch.bmm(centred, centred.transpose(1, 2))
+    trace = covariance.diagonal(dim1=1, dim2=2).sum(1)
+    return 1 / (samples.shape[1] * (covariance / trace.view(-1, 1, 1)).square().sum((1, 2)))
 
 
 def _conv_gradient(before: Tensor, gradient: Tensor, rows: int, channels: int) -> Tensor:

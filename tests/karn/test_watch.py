@@ -1,0 +1,145 @@
+"""The watcher, driven key by key on a real run, and following one that goes on."""
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from esper.karn.summary import open_run
+from esper.leyline import TelemetryEvent, TelemetryEventType
+from esper.nissa import RunDirectory, TelemetryHub
+from esper.scripts.cli import main
+
+from .conftest import Write
+
+textual = pytest.importorskip("textual", reason="textual is not installed: the extra is esper-grow[watch]")
+SIZES = [(100, 30), (200, 60)]
+
+
+def drive(path: Path, size: tuple[int, int], script: Callable[..., Awaitable[None]], **options: int) -> None:
+    from esper.karn.watch import WatchApp
+
+    async def run() -> None:
+        app = WatchApp(open_run(path), **options)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await script(app, pilot)
+
+    asyncio.run(run())
+
+
+def screen(app: object) -> str:
+    """What is on the terminal now, as text."""
+    svg = app.export_screenshot()  # type: ignore[attr-defined]
+    return unescape(re.sub(r"<[^>]+>", "", "\n".join(re.findall(r"<text[^>]*>.*?</text>", svg)))).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_three_screens_of_a_finished_run(size: tuple[int, int], run_path: Path) -> None:
+    views = open_run(run_path)
+    last = views.rows("SELECT * FROM rounds ORDER BY seq DESC LIMIT 1")[0]
+    update = views.rows("SELECT * FROM updates ORDER BY seq DESC LIMIT 1")[0]
+
+    async def script(app, pilot) -> None:
+        shown = screen(app)
+        assert "finished" in shown
+        assert "round 2 of 2" in shown
+        assert f"{last['avg_objective']:.3g}" in shown
+        assert "quit" in shown
+        await pilot.press("2")
+        await pilot.pause()
+        assert "round 1, env 0" in screen(app)
+        await pilot.press("n", "left_square_bracket")
+        await pilot.pause()
+        assert "round 0, env 1" in screen(app)
+        await pilot.press("p", "p", "right_square_bracket")
+        await pilot.pause()
+        assert "round 1, env 3" in screen(app)
+        await pilot.press("3")
+        await pilot.pause()
+        assert f"{update['entropy']:.3g}" in screen(app)
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause()
+        assert "explained_variance" in screen(app)
+
+    drive(run_path, size, script)
+
+
+def test_it_follows_a_run_that_goes_on(write_run: Write) -> None:
+    at = {"round_idx": 0}
+    path = write_run([("run_started", {"task": "t", "policy": "ppo", "rounds": 3, "slots": ["r0c0"]})])
+
+    async def script(app, pilot) -> None:
+        assert "cut off" in screen(app)
+        with TelemetryHub().attached(*RunDirectory.open(path).outputs()) as hub:
+            hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, data={"op": "WAIT", "stages": {"r0c0": 3}},
+                                    env_id=0, epoch=1, **at))
+            hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data={"round_idx": 0, "avg_objective": 0.4321},
+                                    **at))
+            hub.flush()
+            await until(lambda: "0.432" in screen(app), pilot)
+            assert "running" in screen(app)
+        await until(lambda: "cut off" in screen(app), pilot)
+        (path / "run.json").rename(path / "gone")
+        (path / "events.jsonl").touch()
+        await until(lambda: "not a run directory" in screen(app), pilot)
+        (path / "gone").rename(path / "run.json")
+        await until(lambda: "not a run directory" not in screen(app), pilot)
+        assert "0.432" in screen(app)
+
+    drive(path, (100, 30), script)
+
+
+async def until(condition: Callable[[], bool], pilot) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        await pilot.pause(0.1)
+    raise AssertionError("waited for 20 s")
+
+
+@pytest.mark.parametrize("damage", ["no steps", "nothing"])
+def test_runs_that_have_not_come_far(damage: str, run_path: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(run_path, tmp_path / "copy"))
+    for table in (path / "tables").iterdir():
+        table.unlink()
+    if damage == "nothing":
+        (path / "events.jsonl").write_bytes(b"")
+
+    async def script(app, pilot) -> None:
+        for key in "123np[]":
+            await pilot.press({"[": "left_square_bracket", "]": "right_square_bracket"}.get(key, key))
+            await pilot.pause()
+        assert ("no update on record" in screen(app)) == (damage == "nothing")
+        await pilot.press("2")
+        await pilot.pause()
+        assert "no steps on record" in screen(app)
+
+    drive(path, (100, 30), script)
+
+
+def test_plain_text_elsewhere(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    views = open_run(run_path)
+    decided = views.rows("SELECT op FROM steps WHERE env_id = 2 AND round_idx = 0 AND op <> 'WAIT'")
+    assert main(["watch", str(run_path), "--env", "2", "--round", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "round 0, env 2" in shown
+    assert all(row["op"] in shown for row in decided)
+    assert "explained_variance" in shown
+
+
+def test_without_textual_the_extra_is_named(run_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "esper.karn.watch", raising=False)
+    monkeypatch.setitem(sys.modules, "textual.app", None)  # as if it were not installed
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert main(["watch", str(run_path)]) == 2
+    assert "esper-grow[watch]" in capsys.readouterr().err
