@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import data, kasmina, system, tamiyo
+from benchmarks import data, kasmina, simic, system, tamiyo
 from benchmarks.harness import Row, interleave
 
 PARTS: dict[str, Callable[[], Iterable[Row]]] = {
-    "kasmina": kasmina.rows, "data": data.rows, "tamiyo": tamiyo.rows, "system": system.rows}
+    "kasmina": kasmina.rows, "data": data.rows, "tamiyo": tamiyo.rows, "simic": simic.rows,
+    "system": system.rows}
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""
 

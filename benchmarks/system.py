@@ -7,10 +7,14 @@ turns epoch by epoch; each row is the worse of empty slots and of a scripted gro
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,28 +23,28 @@ from benchmarks.harness import Row
 from benchmarks.plain import PlainGrowing
 from esper.kasmina import blended_slots
 from esper.leyline import AlphaTargetAction, BlueprintAction, FactoredAction, GerminationStyle, LifecycleOp, TempoAction
+from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 from esper.runtime.tasks import TaskSpec, get_task_spec
-from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training import vectorized
+from esper.simic.training.action_execution import ActionResult
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vector_env import Observation, VectorEnv
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 ENVS = 16
 VALIDATION_BATCH = 128
 GOALS = {"digits_impaired": 0.35, "cifar_impaired": 0.65, "cifar_baseline": 1.1}
-BUDGETS = {"digits_impaired": {}, "cifar_impaired": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14},
+BUDGETS: dict[str, dict[str, Any]] = {"digits_impaired": {}, "cifar_impaired": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14},
            "cifar_baseline": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14}}
 SCHEDULE = {1: "r0c0", 2: "r0c1", 3: "r0c2"}
 """Epoch → slot in which every env germinates a conv_light."""
 
 
-def make_env(task: TaskSpec) -> VectorEnv:
-    split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-    rows = task.population
-    ids = [list(range(first, first + rows)) for first in range(0, ENVS, rows)]
-    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=0,
-                                  rows=[rows] * len(ids))
-    groups = [create_env_group(task, group, population=rows, device="cpu", root_seed=0) for group in ids]
-    return VectorEnv(task, groups, batches, validation_batches(split, VALIDATION_BATCH), action_rules(task, root_seed=0))
+def open_run(task_name: str, directory: Path) -> AbstractContextManager[VectorizedPPOTrainer]:
+    """A whole run as a user starts it: policy, update, telemetry and checkpoint included."""
+    config = TrainingConfig(task=task_name, envs=ENVS, rounds=1, seed=0, telemetry_dir=str(directory), **BUDGETS[task_name])
+    return vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(task_name)), TelemetryHub())
 
 
 def scripted(seen: Observation, slots: tuple[str, ...]) -> list[tuple[int, ...]]:
@@ -101,38 +105,60 @@ class Bare:
                     loss.item(), correct.item()
 
 
-def one_round(task: TaskSpec, *, grow: bool) -> tuple[float, float]:
-    """Seconds that a whole round took on each side, their epochs in turn."""
-    env, bare = make_env(task), Bare(task)
-    env.begin_round(0)
-    slots = env.rules.slot_config.slot_ids
-    ours = other = 0.0
-    blended: list[int] = []
-    for epoch in range(1, task.episode_length + 1):
+def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, float]]:
+    """Seconds that a whole round took on each side, their epochs in turn; and ours by phase."""
+    task = replace(get_task_spec(name), **BUDGETS[name])
+    bare, spent = Bare(task), [0.0]
+    with tempfile.TemporaryDirectory() as place, open_run(name, Path(place) / "run") as trainer:
+        env, slots = trainer.env, trainer.env.rules.slot_config.slot_ids
+        act, begin_epoch = env.act, trainer.recorder.begin_epoch
+
+        def steered(seen: Observation, _actions: Sequence[Sequence[int]], **kwargs: bool) -> ActionResult:
+            """The policy has decided; what is done is on schedule, so that both sides grow alike."""
+            return act(seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS, **kwargs)
+
+        def bare_first(env: VectorEnv, epoch: int) -> None:
+            start = time.perf_counter()
+            if grow and epoch - 1 in SCHEDULE:
+                bare.germinate(slots.index(SCHEDULE[epoch - 1]))
+            bare.epoch([slots.index(slot) for slot in blended_slots(env.groups[0].model, 0)])
+            spent[0] += time.perf_counter() - start
+            begin_epoch(env, epoch)
+
+        env.act, trainer.recorder.begin_epoch = steered, bare_first  # type: ignore[method-assign]
         start = time.perf_counter()
-        env.train_epoch(epoch)
-        env.validate(epoch)
-        seen = env.sense(epoch)
-        env.act(seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS)
-        middle = time.perf_counter()
-        bare.epoch(blended)
-        other += time.perf_counter() - middle
-        ours += middle - start
-        if grow and epoch in SCHEDULE:
-            bare.germinate(slots.index(SCHEDULE[epoch]))
-        blended = [slots.index(slot) for slot in blended_slots(env.groups[0].model, 0)]
-    if grow:
-        assert len(blended) == len(SCHEDULE), f"the schedule did not finish: blended slots {blended}"
-    return ours, other
+        trainer.run()
+        total = time.perf_counter() - start
+        blended = blended_slots(env.groups[0].model, 0)
+        assert len(blended) == (len(SCHEDULE) if grow else 0), f"the schedule did not finish: blended slots {blended}"
+        return total - spent[0], spent[0], dict(trainer.seconds)
 
 
 def rows() -> Iterator[Row]:
     for name, goal in GOALS.items():
-        task = replace(get_task_spec(name), **BUDGETS[name])
         ratios = []
         for grow in (False, True):
-            times = [one_round(task, grow=grow) for _ in range(2 if name.startswith("cifar") else 3)]
-            ratios.append(statistics.median(a / b for a, b in times))
-            yield Row(f"system.round_ms.{name}.{'growing' if grow else 'empty'}", statistics.median(a for a, _ in times) * 1e3)
-            yield Row(f"system.ratio.{name}.{'growing' if grow else 'empty'}", ratios[-1])
+            times = [one_round(name, grow=grow) for _ in range(2 if name.startswith("cifar") else 3)]
+            ratios.append(statistics.median(a / b for a, b, _ in times))
+            kind = "growing" if grow else "empty"
+            yield Row(f"system.round_ms.{name}.{kind}", statistics.median(a for a, _, _ in times) * 1e3)
+            yield Row(f"system.ratio.{name}.{kind}", ratios[-1])
+            ours, _, phases = times[-1]
+            for phase, seconds in phases.items():
+                yield Row(f"system.share.{name}.{kind}.{phase}", seconds / ours)
         yield Row(f"system.vs_bare.{name}", max(ratios), goal)
+    yield from growth_in_envs()
+
+
+def growth_in_envs() -> Iterator[Row]:
+    """Time of an epoch of static digits per env, for 1 to 64 envs at the task's population size."""
+    times = {}
+    for envs in (16, 32, 64):
+        config = TrainingConfig(task="digits_impaired", envs=envs, rounds=1, policy="wait", episode_length=12)
+        with vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+            start = time.perf_counter()
+            trainer.run()
+            times[envs] = (time.perf_counter() - start) / envs
+    for envs, seconds in times.items():
+        yield Row(f"system.env_ms.{envs}", seconds * 1e3)
+    yield Row("system.growth_in_envs", times[64] / times[16], 1.1)

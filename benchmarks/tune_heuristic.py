@@ -1,8 +1,8 @@
-"""Thresholds for the heuristic: random search on training envs, the choice judged on others.
+"""Thresholds for the heuristic: a search on training envs, the choice judged on others.
 
-`python -m benchmarks.tune_heuristic`: every candidate plays the same few envs of each task; the best of each task, and the best
-over all tasks, play more of them; what then leads is judged on fresh envs beside a network that never grows. Gains are points
-of J over that network; over all tasks each counts as a share of the largest gain seen in it.
+`python -m benchmarks.tune_heuristic`: random candidates play the same few envs of each task, then variants of the best do; the
+best of each task, and the best over all tasks, play more envs; what then leads is judged on fresh ones beside a network that
+never grows. Gains are points of J over that network; over all tasks each counts as a share of the largest gain seen in it.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,10 @@ SCREEN, NARROW, JUDGE = 300_000, 400_000, 500_000
 SPACE: dict[str, tuple[Any, ...]] = {
     "min_progress": (0.0, 0.1, 0.15, 0.2),
     "max_progress": (0.15, 0.2, 0.3, 0.5),
-    "max_accuracy": (30.0, 40.0, 50.0, 60.0, 70.0, 100.0),
-    "min_tap_ratio": (0.0, 0.6, 0.8, 1.0, 1.1, 1.2, 1.4, 1.7),
+    "max_rank": (0.35, 0.45, 0.5, 0.55, 0.6, 0.7, 1.0),
+    "max_accuracy": (40.0, 60.0, 80.0, 100.0),
+    "min_tap_ratio": (0.0, 0.6, 0.8, 1.0, 1.2, 1.5),
+    "strong_tap_ratio": (0.0, 0.8, 1.0, 1.2, 1.5),
     "plateau_epochs": (2, 3, 5, 10),
     "depth_price": (0.0, 0.5, 1.0, 2.0, 4.0),
     "max_seeds": (1, 2, 3),
@@ -44,12 +46,13 @@ Table = dict[HeuristicConfig | None, list[float]]
 """J of each env, by configuration; None never grows."""
 
 
-def candidates(count: int) -> list[HeuristicConfig]:
-    """The defaults and random points of the space."""
-    rng = np.random.default_rng(stream_seed(0, "sampling"))
-    drawn = [replace(HeuristicConfig(), **{name: values[rng.integers(len(values))] for name, values in SPACE.items()})
-             for _ in range(count - 1)]
-    return [HeuristicConfig(), *drawn]
+def draw(rng: np.random.Generator, names: Iterable[str]) -> dict[str, Any]:
+    return {name: SPACE[name][rng.integers(len(SPACE[name]))] for name in names}
+
+
+def variants(parents: Sequence[HeuristicConfig], count: int, rng: np.random.Generator) -> list[HeuristicConfig]:
+    """The parents in turn, each with two thresholds drawn anew."""
+    return [replace(parents[i % len(parents)], **draw(rng, rng.choice(list(SPACE), 2, replace=False))) for i in range(count)]
 
 
 def policy_of(config: HeuristicConfig | None, envs: Sequence[int]) -> PolicyProtocol:
@@ -89,7 +92,7 @@ def changes(config: HeuristicConfig) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
-    parser.add_argument("--candidates", type=int, default=40)
+    parser.add_argument("--candidates", type=int, default=32, help="random ones, and half as many variants of the best")
     parser.add_argument("--screen", type=int, default=16, help="envs that every candidate meets; twice as many with conditions")
     parser.add_argument("--keep", type=int, default=5, help="finalists of each task, and over all tasks")
     parser.add_argument("--narrow", type=int, default=48, help="envs that the finalists meet")
@@ -98,12 +101,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = time.process_time()
-    screened = {}
-    for task in options.tasks:
-        count = options.screen * (1 if get_task_spec(task).conditions is None else 2)
-        screened[task] = gains(measure(task, [None, *candidates(options.candidates)], SCREEN, count))
-        print(f"{task}: best gain {max(screened[task].values()):.1f}, median {statistics.median(screened[task].values()):.1f} "
-              f"({time.process_time() - start:.0f} s)", flush=True)
+    rng = np.random.default_rng(stream_seed(0, "sampling"))
+    pool = [HeuristicConfig(), *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(options.candidates - 1))]
+    screened: dict[str, dict[HeuristicConfig, float]] = {task: {} for task in options.tasks}
+    for _ in range(2):
+        for task, scores in screened.items():
+            count = options.screen * (1 if get_task_spec(task).conditions is None else 2)
+            scores |= gains(measure(task, [None, *pool], SCREEN, count))
+            print(f"{task}: best gain {max(scores.values()):.1f}, median {statistics.median(scores.values()):.1f} "
+                  f"({time.process_time() - start:.0f} s)", flush=True)
+        leaders = dict.fromkeys([*best(joint(screened), 2), *(best(scores, 1)[0] for scores in screened.values())])
+        pool = variants(list(leaders), options.candidates // 2, rng)
     everywhere = best(joint(screened), options.keep)
     narrowed = {task: gains(measure(task, [None, *dict.fromkeys([*everywhere, *best(screened[task], options.keep)])], NARROW,
                                     options.narrow)) for task in options.tasks}

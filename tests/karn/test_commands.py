@@ -68,7 +68,7 @@ def test_runs_lists_how_each_stands(run_path: Path, random_path: Path, tmp_path:
 
 def test_sql_prints_tables_csv_and_json(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = "SELECT round_idx, avg_objective, {'a': [1]} AS nested FROM rounds ORDER BY round_idx"
-    expected = open_run(run_path, steps=False).rows("SELECT round_idx, avg_objective FROM rounds ORDER BY round_idx")
+    expected = open_run(run_path).rows("SELECT round_idx, avg_objective FROM rounds ORDER BY round_idx")
     assert main(["sql", str(run_path), query, "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [row | {"nested": {"a": [1]}} for row in expected]
     assert main(["sql", str(run_path), query, "--output", "csv"]) == 0
@@ -96,11 +96,6 @@ def test_bad_arguments_are_explained(arguments: list[str], run_path: Path, capsy
     shown = capsys.readouterr()
     assert shown.err.startswith("error: ")
     assert "Traceback" not in shown.err
-
-
-def _cut_table(run: Path) -> None:
-    table = run / "tables" / "steps-00001.parquet"
-    table.write_bytes(table.read_bytes()[:-100])
 
 
 def _change_line(number: int, old: str, new: str) -> Callable[[Path], None]:
@@ -142,11 +137,12 @@ def test_what_is_no_sound_run_is_explained(damage: str, name: str, copy: Path, c
     assert not shown.out
 
 
-@pytest.mark.parametrize("name", ["watch", "report", "sql"])
-def test_a_damaged_table_is_named(name: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _cut_table(copy)
-    assert main(READERS[name](copy)) == 2
-    assert "steps-00001.parquet" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [["watch"], ["report"], ["sql", "SELECT * FROM Slots"], ["sql", "SELECT * FROM steps"]])
+def test_a_damaged_table_is_named(arguments: list[str], copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = copy / "tables" / "steps-00001.parquet"
+    table.write_bytes(table.read_bytes()[:-100])
+    assert main([arguments[0], str(copy), *arguments[1:]]) == 2
+    assert table.name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.003, 0.2, 0.5, 0.8, 0.999])

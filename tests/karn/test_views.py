@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from esper.karn import Views
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, describe_views
 from esper.leyline import EVENTS, METRICS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType
+from esper.nissa import BlueprintAnalytics
 from esper.nissa.alerts import RULES, AlertEngine, event_parts
 
 from .conftest import Write
@@ -91,6 +93,20 @@ def test_shares_are_the_attributions(views: Views) -> None:
     assert expected
     assert views.query("SELECT round_idx, env_id, slot, leave_one_out, shapley FROM shares")[1] == sorted(expected)
     assert None not in {row["blueprint"] for row in views.rows("SELECT blueprint FROM shares")}
+
+
+def test_blueprints_are_the_scoreboard(views: Views, run_path: Path) -> None:
+    board = BlueprintAnalytics()
+    for event in log(run_path):
+        if event["event_type"] == "seed_lifecycle":
+            board.observe(event["data"])
+    expected = [asdict(score) for score in board.scoreboard()]
+    assert expected
+    rows = views.rows("SELECT * FROM blueprints")
+    assert [row["blueprint_id"] for row in rows] == [score["blueprint_id"] for score in expected]
+    for row, score in zip(rows, expected, strict=True):
+        assert {name: row[name] for name in score if name != "blueprint_id"} == pytest.approx(
+            {name: value for name, value in score.items() if name != "blueprint_id"})
 
 
 def round_events(i: int, reward: float | None, *, counts: dict[str, int], done: dict[str, int], germinated: int = 0,

@@ -18,9 +18,9 @@ from esper.leyline import (
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import BASE_COLUMN, SLOT_COLUMN, Heuristic, HeuristicConfig
 
-CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"), min_progress=0.1, max_progress=0.6, max_accuracy=50.0,
-                         min_tap_ratio=1.2, plateau_epochs=3, depth_price=1.0, max_seeds=2, max_live=1, fail_age=0.15,
-                         fail_drop=2.0, min_contribution=0.5)
+CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"), min_progress=0.1, max_progress=0.6, max_rank=0.5,
+                         max_accuracy=50.0, min_tap_ratio=1.2, strong_tap_ratio=1.25, plateau_epochs=3, depth_price=1.0,
+                         max_seeds=2, max_live=1, fail_age=0.15, fail_drop=2.0, min_contribution=0.5)
 LIGHT, DEPTHWISE = (BLUEPRINT_ID_TO_INDEX[name] for name in CONFIG.blueprints)
 BADLY_OFF = {"progress": 0.4, "val_accuracy": 0.3}
 """A network in which seeds may be planted."""
@@ -67,6 +67,19 @@ def test_it_plants_where_spatial_reach_is_missing() -> None:
     assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=unmeasured)[0] == "WAIT"
 
 
+def test_a_network_that_can_express_enough_is_left_alone() -> None:
+    free = {"GERMINATE": [0, 1, 2]}
+    for ranks, wanted in (((0.6, 0.9, 0.51), "WAIT"), ((0.6, 0.9, 0.49), "GERMINATE")):
+        slots = tuple(slot | {"feature_rank": rank} for slot, rank in zip(sensed(1.1, 2.0, 1.0), ranks, strict=True))
+        assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=slots)[0] == wanted
+
+
+def test_a_slot_in_need_gets_the_strongest_blueprint() -> None:
+    free = {"GERMINATE": [1]}
+    for ratio, wanted in ((1.26, LIGHT), (1.22, DEPTHWISE)):
+        assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.0, ratio, 1.0))[2] == wanted
+
+
 def test_a_later_slot_must_be_worse_off_to_be_chosen() -> None:
     free = {"GERMINATE": [0, 1, 2]}
     assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.3, 1.5, 1.0))[1] == 0
@@ -75,7 +88,7 @@ def test_a_later_slot_must_be_worse_off_to_be_chosen() -> None:
 
 def test_it_plants_anywhere_when_the_host_has_settled_and_stands_still() -> None:
     free, still = {"GERMINATE": [0, 1, 2]}, BADLY_OFF | {"host_settled": 1.0, "plateau": 0.3}
-    assert decide(Heuristic(CONFIG, 1), free, base=still) == ("GERMINATE", 0, LIGHT)
+    assert decide(Heuristic(CONFIG, 1), free, base=still) == ("GERMINATE", 0, DEPTHWISE)
     for change in ({"host_settled": 0.0}, {"plateau": 0.2}):
         assert decide(Heuristic(CONFIG, 1), free, base=still | change)[0] == "WAIT", change
 

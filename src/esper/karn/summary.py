@@ -79,6 +79,6 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
     return found
 
 
-def open_run(path: str | os.PathLike[str], *, steps: bool = True) -> Views:
+def open_run(path: str | os.PathLike[str]) -> Views:
     """The run in a directory, ready to be queried."""
-    return Views(RunDirectory.open(path), steps=steps)
+    return Views(RunDirectory.open(path))

@@ -4,6 +4,7 @@ The database lives in memory and reaches no file, so a query can neither harm a 
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType, allowed
 from esper.leyline.metrics import ROUND, FieldKind, Metric
-from esper.nissa import BlueprintAnalytics, RunDirectory, TelemetryError
+from esper.nissa import RunDirectory, TelemetryError
+from esper.nissa.tables import SCHEMAS
 
 _T, _K = TelemetryEventType, FieldKind
 EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
@@ -117,33 +119,34 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
         Metric("mean_contribution", "points", "What the fossilized ones contributed, as last measured."),
         Metric("mean_pruned_contribution", "points", "What the pruned ones contributed."),
         Metric("mean_params", "parameters", "Parameters of a fossilized one."),
-        Metric("mean_age", "epochs", "From germination to fossilization."))))}
+        Metric("mean_age", "epochs", "From germination to fossilization.")), """
+        SELECT blueprint_id, count_if(kind = 'germinated') AS germinated, count_if(kind = 'fossilized') AS fossilized,
+            count_if(kind = 'pruned') AS pruned, fossilized / nullif(fossilized + pruned, 0) AS survival,
+            avg(contribution) FILTER (kind = 'fossilized') AS mean_contribution,
+            avg(contribution) FILTER (kind = 'pruned') AS mean_pruned_contribution,
+            avg(params) FILTER (kind = 'fossilized') AS mean_params, avg(epochs_total) FILTER (kind = 'fossilized') AS mean_age
+        FROM lifecycle GROUP BY blueprint_id ORDER BY fossilized DESC, germinated DESC, blueprint_id"""))}
 """Every view, by name."""
 
 
-class Views:
-    """One run, read as a whole, to be queried. Without `steps`, the tables of step events stay empty."""
+_NEEDED_BY = {"steps": r"\b(steps|slots)\b", "rewards": r"\b(rewards|terms)\b", "throughput": r"\bthroughput\b"}
+"""Queries that mention these are about a table of steps."""
 
-    def __init__(self, run: RunDirectory, *, steps: bool = True) -> None:
+
+class Views:
+    """One run, to be queried. The log is read at once, a table of steps with the first query that may need it."""
+
+    def __init__(self, run: RunDirectory) -> None:
         self.run = run
         self.unknown: set[str] = set()
         """Recorded fields that the registry does not know; no view shows them."""
+        self._unread = set(_NEEDED_BY)
         self._db = duckdb.connect(":memory:", config={"threads": 1, "python_enable_replacements": False})
-        events: dict[str, list[dict[str, Any]]] = {name: [] for name in EVENT_VIEWS.values()}
+        events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
         for event in run.events():
-            events[_view_of(event, run)].append(event)
+            events[_kind(event, run)].append(event)
         for kind, name in EVENT_VIEWS.items():
-            if kind not in STEP_TABLES:
-                self._db.register(name, self._event_table(VIEWS[name], kind, events[name]))
-            else:
-                empty = pa.schema([(c.name, _ARROW[c.kind]) for c in VIEWS[name].columns]).empty_table()
-                self._db.register(name, run.table(name) if steps else empty)
-        board = BlueprintAnalytics()
-        for seed in self.rows("SELECT * FROM lifecycle WHERE blueprint_id IS NOT NULL ORDER BY seq"):
-            board.observe(seed)
-        scores = board.scoreboard()
-        self._db.register("blueprints", pa.table({
-            c.name: _column("blueprints", c, [getattr(score, c.name) for score in scores]) for c in VIEWS["blueprints"].columns}))
+            self._db.register(name, SCHEMAS[name].empty_table() if kind in STEP_TABLES else self._event_table(kind, events[kind]))
         for view in VIEWS.values():
             if view.query:
                 self._db.execute(f"CREATE VIEW {view.name} AS {view.query}")
@@ -151,6 +154,10 @@ class Views:
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of the columns, and the rows."""
+        for table in sorted(self._unread):
+            if re.search(_NEEDED_BY[table], sql, re.IGNORECASE):
+                self._db.register(table, self.run.table(table))
+                self._unread.remove(table)
         try:
             result = self._db.execute(sql)
             return [column[0] for column in result.description or ()], result.fetchall()
@@ -161,34 +168,33 @@ class Views:
         names, rows = self.query(sql)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def _event_table(self, view: View, kind: TelemetryEventType, events: Sequence[Mapping[str, Any]]) -> pa.Table:
-        known = {field.name for field in EVENTS[kind].fields}
-        self.unknown |= {f"{kind.value}.{name}" for event in events for name in event["data"].keys() - known}
-        columns = {}
-        for column in view.columns:
-            if column.name in known:
-                values = [event["data"].get(column.name) for event in events]
-            elif column.name == "nonfinite_fields":
-                values = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
-            else:
-                values = [event.get(column.name) for event in events]
-            columns[column.name] = _column(f"{self.run.log}: {kind.value}", column, values)
-        return pa.table(columns)
+    def _event_table(self, kind: TelemetryEventType, events: Sequence[dict[str, Any]]) -> pa.Table:
+        fields, payloads, owner = EVENTS[kind].fields, [event["data"] for event in events], f"{self.run.log}: {kind.value}"
+        known = {field.name for field in fields}
+        self.unknown |= {f"{kind.value}.{name}" for name in set().union(*payloads) - known}
+        context = _columns(owner, [c for c in _STEP_CONTEXT if c.name not in known], events)
+        broken = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
+        return pa.table({**context, "nonfinite_fields": pa.array(broken, pa.list_(pa.string())), **_columns(owner, fields, payloads)})
 
 
-def _view_of(event: Mapping[str, Any], run: RunDirectory) -> str:
+def _kind(event: Mapping[str, Any], run: RunDirectory) -> str:
     kind: Any = event.get("event_type")
     if kind not in EVENT_VIEWS or not isinstance(event.get("data"), dict):
         raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: event type {kind!r} with data {event.get('data')!r:.80}; "
                              f"{allowed(EVENT_VIEWS)}, each with an object as data")
-    return EVENT_VIEWS[TelemetryEventType(kind)]
+    return str(kind)
 
 
-def _column(owner: str, column: Metric, values: list[Any]) -> pa.Array:
+def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
+    """Fields of dictionaries as arrays; one that is missing is null."""
     try:
-        return pa.array(values, _ARROW[column.kind])
-    except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise TelemetryError(f"{owner}: {column.name} holds {column.kind.value}: {error}") from error
+        arrays = pa.array(rows, pa.struct([(column.name, _ARROW[column.kind]) for column in columns])).flatten()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if len(columns) > 1:  # Arrow does not say which
+            for column in columns:
+                _columns(owner, [column], rows)
+        raise TelemetryError(f"{owner}: {columns[0].name} holds {columns[0].kind.value}: {error}") from error
+    return {column.name: array for column, array in zip(columns, arrays, strict=True)}
 
 
 def describe_views() -> str:

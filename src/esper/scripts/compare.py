@@ -25,7 +25,7 @@ def compare(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, by: L
         by: What is counted as one observation.
         last: Only so many of the last rounds that all have.
     """
-    found = compare_runs([open_run(run, steps=False) for run in runs], by=by, last=last)
+    found = compare_runs([open_run(run) for run in runs], by=by, last=last)
     names = [run.resolve().name for run in runs]
     differences = [f"{name} − {names[0]}" for name in names[1:] if found.paired]
     table = Table("metric", "unit", *names, *differences, box=None)

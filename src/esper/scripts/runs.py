@@ -21,7 +21,7 @@ def runs(root: RunPath = Path("runs")) -> None:
     found, broken = [], []
     for path in find_runs(root):
         try:
-            found.append(summarize(open_run(path, steps=False)))
+            found.append(summarize(open_run(path)))
         except (EsperError, OSError) as error:
             broken.append(f"unreadable: {error}")
     if not found:

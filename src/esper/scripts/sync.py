@@ -18,7 +18,7 @@ def sync(run: RunPath, to: Literal["tensorboard", "wandb"], out: Path | None = N
         to: The tracker; wandb gets an offline run.
         out: Where to write; by default a directory of the tracker's name in the run directory.
     """
-    place, count = sync_run(open_run(run, steps=False), to, out)
+    place, count = sync_run(open_run(run), to, out)
     print(f"{count} numbers in {place}")
 
 

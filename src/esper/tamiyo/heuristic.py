@@ -1,4 +1,4 @@
-"""Rules of thumb as a policy: plant early where a network that does badly lacks spatial reach, or late where it stands still;
+"""Rules of thumb as a policy: plant where a network that can express little would use spatial reach, or where it stands still;
 keep what contributes, prune the rest.
 
 It sees what the learned policy sees, by the names of the feature table, and acts through the same interface.
@@ -40,17 +40,21 @@ class HeuristicConfig:
     """Every threshold of the rules; the defaults are what `python -m benchmarks.tune_heuristic` chose for all digits tasks."""
 
     blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
-    """In order of preference; one that was pruned is not planted in the same network again."""
+    """Strongest first; one that was pruned is not planted in the same network again."""
     min_progress: float = 0.0
     """Plant from this share of the episode on …"""
     max_progress: float = 0.3
     """… until this one: a seed needs time."""
-    max_accuracy: float = 60.0
-    """Plant only in a network below this validation accuracy, in percent, …"""
+    max_rank: float = 0.55
+    """Plant only in a network with a slot that no larger share of independent channels reaches, …"""
+    max_accuracy: float = 100.0
+    """… whose validation accuracy is below this many percent, …"""
     min_tap_ratio: float = 1.0
     """… in a slot where off-centre taps would receive this much of the centre's gradient, …"""
     plateau_epochs: int = 3
     """… or anywhere, once the network has settled and gained nothing for so many epochs."""
+    strong_tap_ratio: float = 1.0
+    """From this ratio on a slot gets the strongest blueprint, below it the next."""
     depth_price: float = 1.0
     """How much less ln(tap ratio) counts in the last slot than in the first: later layers are wider and cost more."""
     max_seeds: int = 3
@@ -71,8 +75,8 @@ class HeuristicConfig:
             raise BlueprintError(f"heuristic: blueprints are {self.blueprints}; {allowed(offers)}")
         for name in ("plateau_epochs", "max_seeds", "max_live"):
             check_number("heuristic", name, getattr(self, name), integer=True)
-        for name in ("min_progress", "max_progress", "max_accuracy", "min_tap_ratio", "depth_price", "fail_age", "fail_drop",
-                     "min_contribution"):
+        for name in ("min_progress", "max_progress", "max_rank", "max_accuracy", "min_tap_ratio", "strong_tap_ratio",
+                     "depth_price", "fail_age", "fail_drop", "min_contribution"):
             check_number("heuristic", name, getattr(self, name))
 
 
@@ -107,12 +111,12 @@ class Heuristic(Memoryless):
         base, slots, blueprints = obs.base.cpu(), obs.slots.cpu(), obs.blueprints.cpu()
         legal, offered = masks.slot_by_op.cpu(), masks.blueprint.cpu()
         wanted = self._wanted_slots(base, slots, legal[:, OP_GERMINATE])
-        for env in range(len(actions)):
-            name = next((n for n in self.config.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[n]]
-                         and n not in self._pruned[env]), None)
-            if wanted[env] >= 0 and name is not None:
-                heads = STANDARD_HEADS | {SLOT_HEAD: int(wanted[env]), BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name],
-                                          OP_HEAD: OP_GERMINATE}
+        for env, slot in enumerate(wanted.tolist()):
+            names = [n for n in self.config.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]]
+            if slot >= 0 and names:
+                strong = math.exp(4 * float(slots[env, slot, SLOT_COLUMN["tap_ratio"]])) >= self.config.strong_tap_ratio
+                name = names[0] if strong else names[min(1, len(names) - 1)]
+                heads = STANDARD_HEADS | {SLOT_HEAD: slot, BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name], OP_HEAD: OP_GERMINATE}
                 actions[env, list(heads)] = torch.tensor(list(heads.values()))
             elif (choice := self._tend(slots[env], legal[env])) is not None:
                 slot, op = choice
@@ -128,7 +132,8 @@ class Heuristic(Memoryless):
         live = slots[..., LIVE].sum((1, 2))
         seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
         may = ((progress >= config.min_progress) & (progress <= config.max_progress) & (live < config.max_live)
-               & (seeds < config.max_seeds) & (base[:, BASE_COLUMN["val_accuracy"]] * 100 < config.max_accuracy))
+               & (seeds < config.max_seeds) & (base[:, BASE_COLUMN["val_accuracy"]] * 100 < config.max_accuracy)
+               & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank))
         still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
         taps, measured = slots[..., SLOT_COLUMN["tap_ratio"]] * 4, slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
         blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))

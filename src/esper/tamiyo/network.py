@@ -23,6 +23,12 @@ ARCHITECTURE = ("base_dim", "slot_dim", "hidden", "slot_hidden", "blueprint_dim"
 """The sizes that make a network; weight files carry them."""
 
 
+PATIENCE = {LifecycleOp.WAIT: 1.5, LifecycleOp.GERMINATE: 0.0, LifecycleOp.SET_ALPHA_TARGET: -1.0, LifecycleOp.PRUNE: -1.5,
+            LifecycleOp.FOSSILIZE: 1.0, LifecycleOp.ADVANCE: 1.0}
+"""Log-odds under which most seeds that are planted are also brought to their end. Under uniform odds nine of ten are pruned
+before that, and a policy has hardly anything to learn growth from."""
+
+
 class ParameterBlock(NamedTuple):
     """The run of logits in the last layer that chooses one parameter head for one op."""
 
@@ -105,6 +111,13 @@ class TamiyoNetwork(nn.Module):
                 parameter.data.copy_(torch.cat([-forget, forget, torch.zeros(2 * hidden)]))
             else:
                 nn.init.zeros_(parameter)
+
+    @torch.no_grad()
+    def prefer(self, strength: float) -> None:
+        """Start from a patient gardener: odds of each operation shifted by `strength` times its entry in PATIENCE."""
+        last = self.op_head[-1]
+        assert isinstance(last, nn.Linear)
+        last.bias += strength * torch.tensor([PATIENCE[op] for op in LifecycleOp])
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         zeros = self.value_mean.new_zeros(num_envs, self.architecture["hidden"])

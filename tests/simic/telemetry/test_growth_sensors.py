@@ -233,7 +233,8 @@ def test_feature_rank_against_the_eigenvalues_of_the_covariance(topology: Topolo
     for i, slot_id in enumerate(model.slot_config.slot_ids):
         for row in range(8):
             h = features[slot_id]
-            samples = h.unflatten(1, (8, -1))[:, row].transpose(1, -1).flatten(0, -2) if topology == "cnn" else h[row].flatten(0, -2)
+            samples = h.unflatten(1, (8, -1))[:, row].movedim(1, -1) if topology == "cnn" else h[row]
+            samples = samples.flatten(0, -2)
             spectrum = torch.linalg.eigvalsh(torch.cov(samples.T)).clamp(min=0)
             assert close(found[row, i], spectrum.sum() ** 2 / spectrum.square().sum() / samples.shape[1])
 

@@ -100,7 +100,7 @@ def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tup
     if model.layout.image:
         channels = features.shape[1] // rows
         weight = _conv_gradient(features, gradient, rows, channels).unflatten(0, (rows, channels))
-        norm = gradient.square().sum((0, 2, 3)).view(rows, channels).sum(1).sqrt()
+        norm = torch.linalg.vector_norm(_by_channel(model, gradient), dim=(1, 2))
         return norm, torch.linalg.vector_norm(weight, dim=(1, 2)).flatten(1) / channels
     channels = features.shape[-1]
     flat_features, flat_gradient = features.reshape(rows, -1, channels), gradient.reshape(rows, -1, channels)
@@ -109,13 +109,17 @@ def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tup
             torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels)
 
 
+def _by_channel(model: MorphogeneticModel, x: Tensor) -> Tensor:
+    """[P, C, everything else], a row's numbers side by side in memory: then sums run in the same order in any population."""
+    if model.layout.image:
+        return x.permute(1, 0, 2, 3).reshape(model.population, -1, x[:, 0].numel()).contiguous()
+    return x.reshape(model.population, -1, x.shape[-1]).transpose(1, 2).contiguous()
+
+
 def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
     """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all channels vary alike and
     on their own, 1/C where they all say the same. NaN where nothing varies."""
-    if model.layout.image:
-        samples = features.permute(1, 0, 2, 3).reshape(model.population, -1, features[:, 0].numel())
-    else:
-        samples = features.reshape(model.population, -1, features.shape[-1]).transpose(1, 2)
+    samples = _by_channel(model, features)
     samples = samples.to(torch.promote_types(samples.dtype, torch.float32))
     centred = samples - samples.mean(2, keepdim=True)
     covariance = torch.bmm(centred, centred.transpose(1, 2))

@@ -102,6 +102,8 @@ class TrainingConfig:
     """Share of the run over which learning rate, entropy weight and exploration go to their ends, if ppo.anneal_updates is 0."""
     hidden: int = 128
     """Units of the policy's recurrent layer."""
+    patience: float = 1.0
+    """How much a new policy prefers waiting and finishing what it planted to pruning it; 0: not at all."""
     updates_per_round: int = 1
     """PPO updates from each rollout."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)

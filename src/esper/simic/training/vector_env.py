@@ -5,7 +5,7 @@ by one; `step` runs them in a row for drivers that need no more.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from esper.kasmina.coalitions import Coalition
 from esper.kasmina.model import cross_entropy
 from esper.leyline import (
+    LIVE_STAGES,
     ActionMasks,
     EpisodeOutcome,
     GovernorReport,
@@ -27,7 +28,13 @@ from esper.leyline import (
     stream_seed,
 )
 from esper.simic.training.action_execution import ActionContext, ActionResult, ActionRules, execute_actions
-from esper.simic.training.batch_ops import Criterion, finish_training, process_train_batch
+from esper.simic.training.batch_ops import (
+    Criterion,
+    bring_home,
+    finish_training,
+    process_train_batch,
+    process_val_batch,
+)
 from esper.simic.training.counterfactual_eval import (
     ValidationTally,
     finish_validation,
@@ -45,6 +52,12 @@ class Batch(Protocol):
 
     @property
     def y(self) -> Tensor: ...
+
+
+class TestBatches(Protocol):
+    """The same samples for any number of networks; runtime.data.EvalBatches is one."""
+
+    def batches(self, rows: int = 1) -> Iterator[Batch]: ...
 
 
 class TrainBatches(Protocol):
@@ -158,6 +171,23 @@ class VectorEnv:
         for epoch in range(1, self.rules.max_epochs + 1):
             self.step(epoch, decide)
         return self.ledger.outcomes
+
+    def test(self, batches: TestBatches) -> list[float]:
+        """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are removed."""
+        for env in self.envs:
+            for slot_id, report in env.model.reports().items():
+                if report.stage in LIVE_STAGES:
+                    env.model.prune(slot_id)
+        tallies, targets = [torch.zeros(group.model.population, device=group.device) for group in self.groups], 0
+        for group, correct in zip(self.groups, tallies, strict=True):
+            targets = 0
+            for batch in batches.batches(group.model.population):
+                correct += process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[1]
+                targets += batch.y[0].numel()
+        for group in self.groups:
+            group.synchronize()
+        found = {id(group): correct for group, correct in zip(self.groups, bring_home(tallies), strict=True)}
+        return [100.0 * found[id(self.group_of(env))][env.row] / targets for env in self.envs]
 
     def group_of(self, env: ParallelEnvState) -> EnvGroup:
         """The population that an env lives in."""

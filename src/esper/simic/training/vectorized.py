@@ -186,6 +186,7 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
+    network.prefer(config.patience)
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
     return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
                     seed=config.seed)

@@ -106,7 +106,7 @@ class VectorizedPPOTrainer:
         self.reset = self._flags(True)
         self.stopped = False
         self._uniforms = torch.empty(0)
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
         """Train to the end of the run, or of round `until`; a stop is honoured after the epoch it comes in."""
@@ -131,7 +131,7 @@ class VectorizedPPOTrainer:
                     result = self.env.act(seen, actions, cut_after=self._cut_after(epoch))
                 with self._timed("record"):
                     self._record(seen, obs, step, result)
-                    self.recorder.step(self.env, seen, step, result, self._seconds)
+                    self.recorder.step(self.env, seen, step, result, self.seconds)
                 if result.truncated_bootstrap_targets or epoch == self.max_epochs:
                     with self._timed("update"):
                         self._update(result)
@@ -157,7 +157,7 @@ class VectorizedPPOTrainer:
             self.context.policy.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.draw_uniforms()
         if self.agent is not None:
             self.agent.begin_rollout(self.agent.initial_hidden())
@@ -172,7 +172,7 @@ class VectorizedPPOTrainer:
         summary = self._summary(self.env.ledger.outcomes)
         progress.history.append(summary)
         self.context.normalizer.update(decisions.rewards)
-        self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self._seconds)
+        self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self.seconds)
         progress.round_idx, progress.epoch = progress.round_idx + 1, 0
         if progress.round_idx < self.config.rounds:
             every = self.config.checkpoint_every
@@ -259,7 +259,7 @@ class VectorizedPPOTrainer:
     def _timed(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._seconds[phase] += time.perf_counter() - start
+        self.seconds[phase] += time.perf_counter() - start
 
     def _flags(self, value: bool) -> Tensor:
         return torch.full((self.num_envs,), value, device=self.device)
