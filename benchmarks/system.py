@@ -35,8 +35,8 @@ from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 ENVS = 16
 VALIDATION_BATCH = 128
 GOALS = {"digits_impaired": 0.35, "cifar_impaired": 0.65, "cifar_baseline": 1.1}
-BUDGETS: dict[str, dict[str, Any]] = {"digits_impaired": {}, "cifar_impaired": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14},
-           "cifar_baseline": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14}}
+SHORT = {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14}
+BUDGETS: dict[str, dict[str, Any]] = {"digits_impaired": {}, "cifar_impaired": SHORT, "cifar_baseline": SHORT}
 SCHEDULE = {1: "r0c0", 2: "r0c1", 3: "r0c2"}
 """Epoch → slot in which every env germinates a conv_light."""
 
@@ -155,7 +155,8 @@ def growth_in_envs() -> Iterator[Row]:
     times = {}
     for envs in (16, 32, 64):
         config = TrainingConfig(task="digits_impaired", envs=envs, rounds=1, policy="wait", episode_length=12)
-        with vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+        task = vectorized.resolve_task(config, get_task_spec(config.task))
+        with vectorized.open_trainer(config, task, TelemetryHub()) as trainer:
             start = time.perf_counter()
             trainer.run()
             times[envs] = (time.perf_counter() - start) / envs

@@ -107,3 +107,33 @@ def test_two_synchronizes_per_stream_per_epoch(streams) -> None:
     env.step(1, wait)
     env.step(2, wait)
     assert log.count("s0 synchronize") == log.count("s1 synchronize") == 4
+
+
+def test_an_epoch_takes_three_copies_to_decide_and_record_and_one_for_each_phase_before(monkeypatch) -> None:
+    """Through the whole trainer, with its recorder at work: actions, probabilities of operations, confidences of heads."""
+    from esper.nissa import MemoryOutput, TelemetryHub
+    from esper.simic import train_ppo_vectorized
+    from esper.simic.agent.ppo import PPOAgent
+    from esper.simic.training import vectorized
+    from run_helpers import SMALL
+
+    copies, counting = [], [True]
+    cpu, update = torch.Tensor.cpu, PPOAgent.update
+
+    def counted(tensor, *args, **kwargs):
+        if counting[0]:
+            copies.append(tuple(tensor.shape))
+        return cpu(tensor, *args, **kwargs)
+
+    def uncounted(agent):
+        counting[0] = False
+        return update(agent)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    monkeypatch.setattr(PPOAgent, "update", uncounted)
+    monkeypatch.setattr(vectorized, "get_hub", lambda: TelemetryHub([MemoryOutput(wants_step_events=True)]))
+    envs, epochs = 4, 5
+    train_ppo_vectorized(**{**SMALL, "rounds": 1, "envs": envs, "episode_length": epochs})
+    policy_side = [shape for shape in copies if shape in {(envs, 8), (envs, 6), (envs, 10)}]
+    assert policy_side == [(envs, 8), (envs, 6), (envs, 10)] * epochs
+    assert len(copies) == 5 * epochs, "and one transfer each at the end of training and of validation"

@@ -212,7 +212,8 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
         trainer.context.policy.begin(trainer.num_envs)
         trainer.context.policy.load_state(meta["policy"])
     env.ledger = Ledger(**meta["ledger"])
-    trainer.hidden = (tensors["hidden.h"], tensors["hidden.c"]) if "hidden.h" in tensors else None
+    hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
+    trainer.hidden = (hidden[0], hidden[1]) if hidden else None
     trainer.reset = tensors["reset"].to(trainer.device)
     if trainer.agent is not None and trainer.hidden is not None and not trainer.agent.buffer.length:
         trainer.agent.begin_rollout(trainer.hidden)  # stopped between two rollouts of one episode

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -131,21 +131,21 @@ class RunRecorder:
 
     # -- steps --------------------------------------------------------------------------------------------------------------
 
-    def step(self, env: VectorEnv, seen: Observation, step: PolicyStep, result: ActionResult,
-             seconds: Mapping[str, float]) -> None:
-        """One decision of every env, from three transfers: actions, probabilities of operations, confidences of heads."""
+    def step(self, env: VectorEnv, seen: Observation, step: PolicyStep, actions: Sequence[Sequence[int]], result: ActionResult,
+             trained: float) -> None:
+        """One decision of every env. Its actions are here already; probabilities of operations and confidences of heads take
+        one transfer each. `trained`: seconds of training in this round so far."""
         self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
                 emit_cf_unavailable(self.hub, env_idx, env.envs[env_idx].device, "the loss is not finite", epoch=seen.epoch)
         if self.level < TelemetryLevel.NORMAL:
             return
-        actions = step.actions.cpu().tolist()
         op_probs = step.op_probs.cpu().tolist()
         confidences = torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1).cpu().tolist()
-        legal = seen.masks.op.cpu().tolist()
+        legal = seen.masks.op.tolist()
         ratios = _seed_gradients(env) if self.level >= TelemetryLevel.DEBUG else {}
-        each, self._trained = max(seconds["train"] - self._trained, 1e-9), seconds["train"]
+        each, self._trained = max(trained - self._trained, 1e-9), trained
         for i, (member, outcome) in enumerate(zip(env.envs, result.outcomes, strict=True)):
             *heads, log_prob, value = confidences[i]
             group = env.group_of(member)

@@ -54,7 +54,7 @@ class Batch(Protocol):
     def y(self) -> Tensor: ...
 
 
-class TestBatches(Protocol):
+class EvaluationBatches(Protocol):
     """The same samples for any number of networks; runtime.data.EvalBatches is one."""
 
     def batches(self, rows: int = 1) -> Iterator[Batch]: ...
@@ -172,22 +172,19 @@ class VectorEnv:
             self.step(epoch, decide)
         return self.ledger.outcomes
 
-    def test(self, batches: TestBatches) -> list[float]:
+    def test(self, batches: EvaluationBatches) -> list[float]:
         """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are removed."""
         for env in self.envs:
             for slot_id, report in env.model.reports().items():
                 if report.stage in LIVE_STAGES:
                     env.model.prune(slot_id)
-        tallies, targets = [torch.zeros(group.model.population, device=group.device) for group in self.groups], 0
-        for group, correct in zip(self.groups, tallies, strict=True):
-            targets = 0
-            for batch in batches.batches(group.model.population):
-                correct += process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[1]
-                targets += batch.y[0].numel()
+        counts = [[process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[1]
+                   for batch in batches.batches(group.model.population)] for group in self.groups]
         for group in self.groups:
             group.synchronize()
-        found = {id(group): correct for group, correct in zip(self.groups, bring_home(tallies), strict=True)}
-        return [100.0 * found[id(self.group_of(env))][env.row] / targets for env in self.envs]
+        correct = dict(zip(map(id, self.groups), bring_home([torch.stack(found).sum(0) for found in counts]), strict=True))
+        targets = sum(batch.y.numel() for batch in batches.batches())
+        return [100.0 * correct[id(self.group_of(env))][env.row] / targets for env in self.envs]
 
     def group_of(self, env: ParallelEnvState) -> EnvGroup:
         """The population that an env lives in."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from esper.leyline import (
     PHASES,
+    ActionMasks,
     EpisodeOutcome,
     LifecycleOp,
     PolicyObservation,
@@ -30,7 +31,7 @@ from esper.leyline import (
 from esper.simic.contracts import BatchSummary
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
-from esper.tamiyo.policy import action_uniforms
+from esper.tamiyo.policy import action_uniforms, map_tensors
 from esper.tamiyo.scripted import Memoryless, RandomValid
 
 if TYPE_CHECKING:
@@ -124,14 +125,15 @@ class VectorizedPPOTrainer:
                 with self._timed("sense"):
                     seen = self.env.sense(epoch)
                     obs = batch_signals_to_features(seen.signals, seen.table, self.env.envs, self.device)
+                    masks = map_tensors(seen.masks, self._to_device)
                 with self._timed("decide"):
-                    step = self._decide(seen, obs)
+                    step = self._decide(seen, obs, masks)
                     actions = step.actions.cpu().tolist()
                 with self._timed("act"):
                     result = self.env.act(seen, actions, cut_after=self._cut_after(epoch))
                 with self._timed("record"):
-                    self._record(seen, obs, step, result)
-                    self.recorder.step(self.env, seen, step, result, self.seconds)
+                    self._record(seen, obs, masks, step, result)
+                    self.recorder.step(self.env, seen, step, actions, result, self.seconds["train"])
                 if result.truncated_bootstrap_targets or epoch == self.max_epochs:
                     with self._timed("update"):
                         self._update(result)
@@ -195,18 +197,19 @@ class VectorizedPPOTrainer:
 
     # -- phases -------------------------------------------------------------------------------------------------------------
 
-    def _decide(self, seen: Observation, obs: PolicyObservation) -> PolicyStep:
+    def _decide(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks) -> PolicyStep:
         if self.agent is not None:
-            return self.agent.act(obs, self.hidden, seen.masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset)
+            return self.agent.act(obs, self.hidden, masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset)
         if isinstance(self.context.policy, RandomValid):  # counted by epoch, so that a resumed run draws the same
             seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
-            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, seen.masks)
-        return self.context.policy.act(obs, self.hidden, seen.masks)
+            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
+        return self.context.policy.act(obs, self.hidden, masks)
 
-    def _record(self, seen: Observation, obs: PolicyObservation, step: PolicyStep, result: ActionResult) -> None:
+    def _record(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep,
+                result: ActionResult) -> None:
         """One column of the rollout, and the round's counts."""
         decisions, normalizer = self.decisions, self.context.normalizer
-        decisions.offered += seen.masks.op.sum(0).cpu()
+        decisions.offered += seen.masks.op.sum(0)
         decisions.rewards += result.rewards
         for outcome, decided in zip(result.outcomes, result.valid, strict=True):
             decisions.counts[outcome.spec.op.name] += decided
@@ -214,7 +217,7 @@ class VectorizedPPOTrainer:
         valid = torch.tensor(result.valid, device=self.device)
         if self.agent is not None:
             reward = torch.tensor([normalizer.normalize(reward) for reward in result.rewards], device=self.device)
-            self.agent.record(obs, seen.masks, step, reward=reward, terminal=self._flags(seen.epoch == self.max_epochs),
+            self.agent.record(obs, masks, step, reward=reward, terminal=self._flags(seen.epoch == self.max_epochs),
                               reset=self.reset, valid=valid)
         self.hidden, self.reset = step.hidden, ~valid
 
@@ -260,6 +263,9 @@ class VectorizedPPOTrainer:
         start = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - start
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, non_blocking=True)
 
     def _flags(self, value: bool) -> Tensor:
         return torch.full((self.num_envs,), value, device=self.device)

@@ -1,0 +1,144 @@
+"""Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root, the same seed has
+the same weights at birth, the same data in the same order, the same condition and the same random numbers for its actions,
+whoever decides and however many networks run beside it.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, PolicyProtocol, SeedStage, allowed
+from esper.runtime.data import SharedBatchIterator, Split, load_dataset, test_batches, validation_batches, validation_split
+from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_spec
+from esper.simic.proof.flops import FlopMeter
+from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.vector_env import VectorEnv
+
+HELD_OUT, TRAINING = -1, 0
+"""Root seeds. A training run's root is 0 or more, so nothing can have been trained or chosen on what is held out."""
+Maker = Callable[[Sequence[int]], PolicyProtocol]
+"""Makes the policy of these seeds for one episode."""
+SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An operation that was carried out; waiting is not one."""
+
+    epoch: int
+    op: str
+    slot: str
+    blueprint: str | None
+    """Of a germination."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fossil:
+    """A seed that became permanent."""
+
+    slot: str
+    blueprint: str
+    algorithm: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One episode and what it came to."""
+
+    seed: int
+    outcome: EpisodeOutcome
+    test_accuracy: float
+    """Percentage points, fossilized seeds only."""
+    flops: int
+    """Of training."""
+    condition: Condition | None
+    """None where the task draws none."""
+    decisions: tuple[Decision, ...]
+    fossils: tuple[Fossil, ...]
+
+
+def parse_task(text: str) -> TaskSpec:
+    """A task by name, or with changes: `digits_shift:base=8,episode_length=12`, of its sizes or its host."""
+    name, _, changes = text.partition(":")
+    task = get_task_spec(name)
+    host = {key: value for key, value in task.outline.spec().items() if isinstance(value, int)}
+    for change in filter(None, changes.split(",")):
+        key, _, value = change.partition("=")
+        if key not in (*SIZES, *host) or not value.isdecimal():
+            raise EsperError(f"task {text!r}: {change!r} is not a whole number for one of its sizes; {allowed((*SIZES, *host))}")
+        task = (replace(task, **{key: int(value)}) if key in SIZES  # type: ignore[arg-type]
+                else replace(task, host={**task.host, key: int(value)}))
+    return replace(task, name=text.lower()) if changes else task
+
+
+@lru_cache(maxsize=2)
+def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
+    return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
+
+
+def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
+    """One population with an env for each seed, without a reward."""
+    split = split_of(task.dataset, task.val_size, task.block, root_seed)
+    batches = SharedBatchIterator(split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed,
+                                  rows=[rows])
+    group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
+    return VectorEnv(task, [group], batches, validation_batches(split, task.val_size), action_rules(task, root_seed=root_seed))
+
+
+def populations(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None) -> Iterator[VectorEnv]:
+    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after the other."""
+    size = size or task.population
+    parts = -(-len(seeds) // size)
+    for i in range(parts):
+        part = seeds[len(seeds) * i // parts:len(seeds) * (i + 1) // parts]
+        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
+
+
+def play(task: TaskSpec, make_policy: Maker, *, root_seed: int, seeds: Sequence[int], population: int | None = None,
+         plant: Callable[[VectorEnv], None] | None = None, advance: Callable[[int], None] | None = None) -> list[Played]:
+    """One episode of each seed. `plant` prepares fresh networks; `advance` hears of env-steps as they are done."""
+    meter, played = FlopMeter(task), []
+    for env in populations(task, seeds, root_seed=root_seed, size=population):
+        env.begin_round(0)
+        if plant is not None:
+            plant(env)
+        played += finish_round(env, task, make_policy([e.env_idx for e in env.envs]), meter, advance)
+    return played
+
+
+def finish_round(env: VectorEnv, task: TaskSpec, policy: PolicyProtocol, meter: FlopMeter,
+                 advance: Callable[[int], None] | None = None) -> list[Played]:
+    """Play a round that has begun to its end, and test what it left."""
+    hidden = policy.initial_hidden(len(env.envs))
+    flops: list[int] = [0] * len(env.envs)
+    decisions: list[list[Decision]] = [[] for _ in env.envs]
+    for epoch in range(1, task.episode_length + 1):
+        env.train_epoch(epoch)
+        env.validate(epoch)
+        seen = env.sense(epoch)
+        step = policy.act(batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks)
+        result = env.act(seen, step.actions.tolist())
+        if step.hidden is not None:  # a network that was rolled back begins anew, and so does the memory of it
+            kept = torch.tensor(result.valid).unsqueeze(1)
+            hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
+        for i, (reports, outcome) in enumerate(zip(seen.reports, result.outcomes, strict=True)):
+            flops[i] += meter.per_sample(reports) * task.steps_per_epoch * task.batch_size
+            spec = outcome.spec
+            if outcome.effective_op is not LifecycleOp.WAIT:
+                planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None
+                decisions[i].append(Decision(epoch, spec.op.name, spec.slot_id, planted))
+        if advance is not None:
+            advance(len(env.envs))
+    root = env.rules.root_seed
+    accuracy = env.test(test_batches(split_of(task.dataset, task.val_size, task.block, root), task.val_size))
+    outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
+    return [Played(
+        seed=e.env_idx, outcome=outcomes[e.env_idx], test_accuracy=accuracy[i], flops=flops[i],
+        condition=None if task.conditions is None else draw_condition(task, root, 0, e.env_idx), decisions=tuple(decisions[i]),
+        fossils=tuple(Fossil(slot_id, report.blueprint_id, report.alpha_algorithm.name)
+                      for slot_id, report in e.model.reports().items() if report.stage is SeedStage.FOSSILIZED))
+        for i, e in enumerate(env.envs)]
