@@ -50,7 +50,7 @@ def test_values_are_those_of_the_run(page: str, views: Views) -> None:
 
 
 def test_growth_is_there_for_every_env_of_the_chosen_rounds(page: str, views: Views) -> None:
-    growth = page[page.index('id="growth"'):page.index('<section id="decisions"')]
+    growth = page[page.index('id="lanes"'):page.index('<section id="decisions"')]
     assert growth.count("<template") == 2
     assert all(growth.count(f"<b>env {env}</b>") == 3 for env in range(4))  # the last round is shown, and both are at hand
     stages = {row["stage"] for row in views.rows("SELECT DISTINCT stage FROM slots")}
@@ -154,7 +154,8 @@ addEventListener("load", () => {
   svgs[0].dispatchEvent(new PointerEvent("pointermove", { clientX: 300, clientY: 300 }));
   const found = { charts: svgs.length, empty: svgs.filter((svg) => !drawn(svg)).length,
     wide: document.documentElement.scrollWidth > innerWidth, tip: document.querySelector(".tip")?.textContent ?? "",
-    first: document.querySelector("#growth figure svg title")?.textContent ?? "",
+    first: document.querySelector("#lanes figure svg title")?.textContent ?? "", round: document.getElementById("round")?.value,
+    twice: [...document.querySelectorAll("[id]")].length - new Set([...document.querySelectorAll("[id]")].map((e) => e.id)).size,
     ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor };
   const out = document.createElement("pre");
   out.id = "probe";
@@ -180,6 +181,8 @@ def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_p
     assert found["charts"] >= 40
     assert found["empty"] == 0
     assert not found["wide"]
+    assert found["twice"] == 0
+    assert found["round"] == "0"
     assert found["tip"].startswith("at ")
     assert "avg_objective" in found["tip"]
     birth = views.rows("SELECT slot FROM slots WHERE round_idx = 0 AND env_id = 0 ORDER BY slot LIMIT 1")

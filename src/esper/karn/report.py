@@ -168,7 +168,7 @@ def _growth(views: Views, count: int) -> str:
     left_out = f" {len(chosen)} of {len(rounds)} rounds are in this page." * (len(chosen) < len(rounds))
     return (f"<p>Round {tag('select', options, id='round')} Bands are stages; the line is alpha, from 0 at the bottom of a lane "
             f"to 1 at its top.{left_out}</p>{tag('div', legend, css='legend')}"
-            f"{tag('div', pages[rounds[-1]], css='grid', id='growth')}"
+            f"{tag('div', pages[rounds[-1]], css='grid', id='lanes')}"
             + "".join(tag("template", page, data_round=r) for r, page in pages.items()))
 
 

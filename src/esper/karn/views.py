@@ -174,7 +174,8 @@ class Views:
         self.unknown |= {f"{kind.value}.{name}" for name in set().union(*payloads) - known}
         context = _columns(owner, [c for c in _STEP_CONTEXT if c.name not in known], events)
         broken = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
-        return pa.table({**context, "nonfinite_fields": pa.array(broken, pa.list_(pa.string())), **_columns(owner, fields, payloads)})
+        context["nonfinite_fields"] = pa.array(broken, pa.list_(pa.string()))
+        return pa.table(context | _columns(owner, fields, payloads))
 
 
 def _kind(event: Mapping[str, Any], run: RunDirectory) -> str:

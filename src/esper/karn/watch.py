@@ -77,7 +77,9 @@ class WatchApp(App[None]):
         """Beside the screens. What cannot be read now, as while a run is being resumed, may be in a moment."""
         began, note = time.monotonic(), ""
         try:
-            self.views = open_run(self.views.run.path)
+            views = open_run(self.views.run.path)
+            views.query("SELECT 1 FROM steps, rewards LIMIT 0")  # read these here, not while drawing
+            self.views = views
         except (EsperError, OSError) as error:
             note, self._seen = str(error), None
         self._next = time.monotonic() + 10 * (time.monotonic() - began)

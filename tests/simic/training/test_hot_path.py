@@ -117,8 +117,12 @@ def test_an_epoch_takes_three_copies_to_decide_and_record_and_one_for_each_phase
     from esper.simic.training import vectorized
     from run_helpers import SMALL
 
-    copies, counting = [], [True]
-    cpu, update = torch.Tensor.cpu, PPOAgent.update
+    copies, counting = [], [False]
+    cpu, update, begin_round = torch.Tensor.cpu, PPOAgent.update, vectorized.VectorEnv.begin_round
+
+    def begin(env, episode):
+        begin_round(env, episode)
+        counting[0] = True
 
     def counted(tensor, *args, **kwargs):
         if counting[0]:
@@ -131,6 +135,7 @@ def test_an_epoch_takes_three_copies_to_decide_and_record_and_one_for_each_phase
 
     monkeypatch.setattr(torch.Tensor, "cpu", counted)
     monkeypatch.setattr(PPOAgent, "update", uncounted)
+    monkeypatch.setattr(vectorized.VectorEnv, "begin_round", begin)
     monkeypatch.setattr(vectorized, "get_hub", lambda: TelemetryHub([MemoryOutput(wants_step_events=True)]))
     envs, epochs = 4, 5
     train_ppo_vectorized(**{**SMALL, "rounds": 1, "envs": envs, "episode_length": epochs})

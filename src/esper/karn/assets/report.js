@@ -1,8 +1,8 @@
 // The page works without this; it adds the choice of a round and the values under the pointer.
-const growth = document.getElementById("growth");
+const lanes = document.getElementById("lanes");
 document.getElementById("round")?.addEventListener("change", (event) => {
   const page = document.querySelector(`template[data-round="${event.target.value}"]`);
-  growth.replaceChildren(page.content.cloneNode(true));
+  lanes.replaceChildren(page.content.cloneNode(true));
 });
 
 for (const svg of document.querySelectorAll("svg[data-chart]")) {

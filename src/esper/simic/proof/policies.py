@@ -71,7 +71,8 @@ class Acting:
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.policy.initial_hidden(num_envs)
 
-    def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:
+    def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *,
+            deterministic: bool = False) -> PolicyStep:
         shown = map_tensors(obs, lambda t: t.roll(1, 0)) if self.shuffled else obs
         self._epoch += 1
         return self.policy.act(shown, hidden, masks, deterministic=deterministic or self.deterministic,

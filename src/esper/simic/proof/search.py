@@ -77,8 +77,9 @@ def patterns(task: TaskSpec) -> dict[Pattern, float]:
         return {}
     chance = task.conditions.cripple_probability
     blocks = len(draw_condition(task, TRAINING, 0, 0).crippled)
-    found = {marks: math.prod(chance if mark else 1 - chance for mark in marks) for marks in product((False, True), repeat=blocks)}
-    return {marks: probability for marks, probability in found.items() if probability}
+    found = {pattern: math.prod(chance if mark else 1 - chance for mark in pattern)
+             for pattern in product((False, True), repeat=blocks)}
+    return {pattern: probability for pattern, probability in found.items() if probability}
 
 
 def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
@@ -105,8 +106,8 @@ def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int =
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
     best = halve(task, plans, budget_env_steps, chances, root_seed, population, track("search", budget_env_steps))
     share = budget_env_steps // max(len(chances), 1)
-    by_pattern = {pattern: halve(task, plans, share, {pattern: 1.0}, root_seed, population, track(f"search {marks(pattern)}", share))
-                  for pattern in chances}
+    by_pattern = {pattern: halve(task, plans, share, {pattern: 1.0}, root_seed, population,
+                                 track(f"search {marks(pattern)}", share)) for pattern in chances}
     return Schedules(task=task.name, root_seed=root_seed, candidates=len(plans), best=best, by_pattern=by_pattern)
 
 
@@ -119,18 +120,18 @@ def halve(task: TaskSpec, plans: Sequence[Schedule], budget: int, chances: Mappi
     values: dict[Schedule, dict[int, float]] = {plan: {} for plan in plans}
     alive = list(plans)
     for rung in range(rungs):
-        # Each plan meets `each` seeds; not growing meets all of the rung's.
+        # Each plan meets `each` seeds; not growing meets all of the rung's, for the others are measured against it.
         each = (per_rung - size) // len(alive) if per_rung < size * (len(alive) + 1) else per_rung // (len(alive) + 1)
         if each < 1:
-            raise EsperError(f"search: {budget} env-steps are too few for {len(plans)} schedules of {task.episode_length} epochs in "
-                             f"{rungs} rungs; allowed: {rungs * task.episode_length * (len(plans) + size)} or more")
+            raise EsperError(f"search: {budget} env-steps are few for {len(plans)} schedules of {task.episode_length} epochs; "
+                             f"allowed: {rungs * task.episode_length * (len(plans) + size)} or more")
         side_by_side = max(1, size // each)
         met = list(islice(seeds, each * side_by_side))
         for at in range(0, len(alive), side_by_side):
-            plan_of = {seed: plan for i, plan in enumerate(alive[at:at + side_by_side])
+            plan_of = {seed: plan for i, plan in enumerate(alive[at:at + side_by_side]) if plan
                        for seed in met[each * i:each * (i + 1)]}
             used += _play(task, plan_of, values, root_seed, size, advance)
-        used += _play(task, {seed: () for seed in met if seed not in values[()]}, values, root_seed, size, advance)
+        used += _play(task, dict.fromkeys(met, ()), values, root_seed, size, advance)
         gains = {plan: _gain(task, values[plan], values[()], chances, root_seed) for plan in alive}
         alive.sort(key=lambda plan: -gains[plan])
         alive = sorted(alive[:1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)

@@ -59,15 +59,18 @@ class GrowthProbe:
         return after
 
     @torch.no_grad()
-    def read(self, model: MorphogeneticModel, host_norm: Tensor) -> GrowthSensors:
-        """Sensors of all slots of all rows. `host_norm` [P] is the norm of each host's gradient on the same batch
-        (`optimizer.stats.host_norm`)."""
+    def read(self, model: MorphogeneticModel, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
+        """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's gradient on the same
+        batch (`optimizer.stats.host_norm`); `loss_scale` is what the loss was multiplied with before backward."""
         slots = model.slot_config.slot_ids
         for slot_id in slots:
             if slot_id not in self._gradients:
                 raise EsperError(f"slot {slot_id}: no gradient has come back yet; call backward on the losses first")
-        norms, taps = zip(*(_sense(model, self._features[s], self._gradients[s]) for s in slots), strict=True)
-        ranks = [_effective_rank(model, self._features[s]) for s in slots]
+        features = {s: _precise(self._features[s]) for s in slots}
+        gradients = {s: _precise(self._gradients[s]) if loss_scale == 1 else _precise(self._gradients[s]) / loss_scale
+                     for s in slots}
+        norms, taps = zip(*(_sense(model, features[s], gradients[s]) for s in slots), strict=True)
+        ranks = [_effective_rank(model, features[s]) for s in slots]
         tap = torch.stack(taps, 1)  # [P, S, taps]
         host_rms = (host_norm / model.host_params ** 0.5).unsqueeze(1)
         score = torch.linalg.vector_norm(tap, dim=2) / (tap.shape[2] ** 0.5 * host_rms)
@@ -109,6 +112,10 @@ def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tup
             torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels)
 
 
+def _precise(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _by_channel(model: MorphogeneticModel, x: Tensor) -> Tensor:
     """[P, C, everything else], a row's numbers side by side in memory: then sums run in the same order in any population."""
     if model.layout.image:
@@ -120,7 +127,6 @@ def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
     """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all channels vary alike and
     on their own, 1/C where they all say the same. NaN where nothing varies."""
     samples = _by_channel(model, features)
-    samples = samples.to(torch.promote_types(samples.dtype, torch.float32))
     centred = samples - samples.mean(2, keepdim=True)
     covariance = torch.bmm(centred, centred.transpose(1, 2))
     trace = covariance.diagonal(dim1=1, dim2=2).sum(1)

@@ -33,6 +33,7 @@ def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criter
         group.optimizer.zero_grad()
         with group.autocast():
             losses = group.model.losses(inputs, targets, criterion, probe=probe)
+        scale = group.scaler.get_scale()
         group.scaler.scale(losses.total()).backward()
         group.scaler.step(group.optimizer)
         group.scaler.update()
@@ -41,7 +42,8 @@ def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criter
         group.batches += 1
         group.samples += targets[0].numel()
         if probe is not None:
-            group.sensors = probe.read(group.model, collect_gradient_telemetry_for_batch(group).host_norm).packed()
+            group.sensors = probe.read(group.model, collect_gradient_telemetry_for_batch(group).host_norm,
+                                       loss_scale=scale).packed()
 
 
 def process_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
