@@ -1,6 +1,7 @@
 """The reading commands: what they print of a sound run, and what they say to everything else."""
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -9,16 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from esper.karn import render_report
 from esper.karn.summary import open_run, summarize
 from esper.leyline import METRICS
-from esper.nissa import RunDirectory, TelemetryHub
+from esper.nissa import RunDirectory, TelemetryError, TelemetryHub
 from esper.scripts.cli import main
+from esper.simic import train_ppo_vectorized
 
 from .conftest import SMALL, Write
 
@@ -172,6 +178,27 @@ def test_status(run_path: Path, copy: Path, write_run: Write) -> None:
         summary = summarize(open_run(path))
     assert (summary.status, summary.rounds_done, summary.rounds, summary.objective) == ("running", 0, 3, None)
     assert summarize(open_run(path)).status == "cut off"
+
+
+def test_watching_does_not_change_training(run_path: Path, tmp_path: Path) -> None:
+    path, over, looks = tmp_path / "watched", threading.Event(), []
+
+    def look() -> None:
+        while not over.is_set():
+            with contextlib.suppress(TelemetryError):  # before there is a run
+                looks.append(render_report(open_run(path)))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        train_ppo_vectorized(**SMALL, telemetry_dir=str(path))
+    finally:
+        over.set()
+        watcher.join()
+    assert looks
+    (alone,), (watched,) = ([load_file(file) for file in (run / "checkpoints").glob("*.safetensors")] for run in (run_path, path))
+    assert alone.keys() == watched.keys()
+    assert all(torch.equal(alone[name], watched[name]) for name in alone)
 
 
 def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
