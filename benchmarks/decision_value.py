@@ -36,7 +36,7 @@ CHUNK = 64
 SCREEN, NARROW, JUDGE = 0, 100_000, 200_000
 """First envs of the three parts: no env has a part in two of them."""
 LOOK = 3
-"""An epoch by which a policy has seen what is wrong (benchmarks/probe.py)."""
+"""For an oracle that looks for a while before it plants: what hesitating costs."""
 
 
 @dataclass(frozen=True, order=True)

@@ -22,10 +22,10 @@ from esper.tamiyo.heuristic import Heuristic
 FIRST = 600_000
 """First env: none of these had a part in choosing a schedule or a threshold."""
 SCHEDULES = {
-    "digits_baseline": "depthwise r0c0 @1 + conv_light r0c1 @2 + conv_light r1c0 @3",
-    "digits_impaired": "conv_light r0c0 @3 + conv_light r0c1 @4 + depthwise r0c2 @5",
+    "digits_baseline": "conv_light r0c0 @1 + norm r0c1 @2 + depthwise r1c0 @3",
+    "digits_impaired": "conv_light r0c0 @1 + conv_light r0c1 @2 + depthwise r0c2 @3",
     "digits_scale": "conv_light r0c0 @1 + conv_light r0c1 @2 + conv_light r0c2 @3",
-    "digits_shift": "conv_light r1c0 @1",
+    "digits_shift": "conv_light r0c0 @1",
 }
 """The best by J, as decision_value prints them."""
 Maker = Callable[[Sequence[int]], PolicyProtocol]

@@ -196,9 +196,11 @@ def test_watching_does_not_change_training(run_path: Path, tmp_path: Path) -> No
         over.set()
         watcher.join()
     assert looks
-    (alone,), (watched,) = ([load_file(file) for file in (run / "checkpoints").glob("*.safetensors")] for run in (run_path, path))
+    alone, watched = ({(file.name, name): tensor for file in (run / "checkpoints").glob("*.safetensors")
+                       for name, tensor in load_file(file).items()} for run in (run_path, path))
+    assert alone
     assert alone.keys() == watched.keys()
-    assert all(torch.equal(alone[name], watched[name]) for name in alone)
+    assert all(torch.equal(tensor, watched[key]) for key, tensor in alone.items())
 
 
 def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

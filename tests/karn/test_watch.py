@@ -40,6 +40,16 @@ def screen(app: object) -> str:
     return unescape(re.sub(r"<[^>]+>", "", "\n".join(re.findall(r"<text[^>]*>.*?</text>", svg)))).replace("\xa0", " ")
 
 
+async def sees(app, pilot, *texts: str, without: str | None = None) -> None:
+    """Wait until all of these are on the terminal."""
+    for _ in range(200):
+        shown = screen(app)
+        if all(text in shown for text in texts) and (without is None or without not in shown):
+            return
+        await pilot.pause(0.1)
+    raise AssertionError(f"waited for {texts}, there is {shown}")
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_three_screens_of_a_finished_run(size: tuple[int, int], run_path: Path) -> None:
     views = open_run(run_path)
@@ -47,26 +57,17 @@ def test_three_screens_of_a_finished_run(size: tuple[int, int], run_path: Path) 
     update = views.rows("SELECT * FROM updates ORDER BY seq DESC LIMIT 1")[0]
 
     async def script(app, pilot) -> None:
-        shown = screen(app)
-        assert "finished" in shown
-        assert "round 2 of 2" in shown
-        assert f"{last['avg_objective']:.3g}" in shown
-        assert "quit" in shown
+        await sees(app, pilot, "finished", "round 2 of 2", f"{last['avg_objective']:.3g}", "quit")
         await pilot.press("2")
-        await pilot.pause()
-        assert "round 1, env 0" in screen(app)
+        await sees(app, pilot, "round 1, env 0")
         await pilot.press("n", "left_square_bracket")
-        await pilot.pause()
-        assert "round 0, env 1" in screen(app)
+        await sees(app, pilot, "round 0, env 1")
         await pilot.press("p", "p", "right_square_bracket")
-        await pilot.pause()
-        assert "round 1, env 3" in screen(app)
+        await sees(app, pilot, "round 1, env 3")
         await pilot.press("3")
-        await pilot.pause()
-        assert f"{update['entropy']:.3g}" in screen(app)
+        await sees(app, pilot, f"{update['entropy']:.3g}", "explained_variance")
         await pilot.resize_terminal(80, 24)
-        await pilot.pause()
-        assert "explained_variance" in screen(app)
+        await sees(app, pilot, "explained_variance")
 
     drive(run_path, size, script)
 
@@ -76,32 +77,22 @@ def test_it_follows_a_run_that_goes_on(write_run: Write) -> None:
     path = write_run([("run_started", {"task": "t", "policy": "ppo", "rounds": 3, "slots": ["r0c0"]})])
 
     async def script(app, pilot) -> None:
-        assert "cut off" in screen(app)
+        await sees(app, pilot, "cut off")
         with TelemetryHub().attached(*RunDirectory.open(path).outputs()) as hub:
             hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, data={"op": "WAIT", "stages": {"r0c0": 3}},
                                     env_id=0, epoch=1, **at))
             hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data={"round_idx": 0, "avg_objective": 0.4321},
                                     **at))
             hub.flush()
-            await until(lambda: "0.432" in screen(app), pilot)
-            assert "running" in screen(app)
-        await until(lambda: "cut off" in screen(app), pilot)
+            await sees(app, pilot, "0.432", "running")
+        await sees(app, pilot, "cut off")
         (path / "run.json").rename(path / "gone")
         (path / "events.jsonl").touch()
-        await until(lambda: "not a run directory" in screen(app), pilot)
+        await sees(app, pilot, "not a run directory")
         (path / "gone").rename(path / "run.json")
-        await until(lambda: "not a run directory" not in screen(app), pilot)
-        assert "0.432" in screen(app)
+        await sees(app, pilot, "0.432", without="not a run directory")
 
     drive(path, (100, 30), script)
-
-
-async def until(condition: Callable[[], bool], pilot) -> None:
-    for _ in range(200):
-        if condition():
-            return
-        await pilot.pause(0.1)
-    raise AssertionError("waited for 20 s")
 
 
 @pytest.mark.parametrize("damage", ["no steps", "nothing"])
@@ -113,13 +104,11 @@ def test_runs_that_have_not_come_far(damage: str, run_path: Path, tmp_path: Path
         (path / "events.jsonl").write_bytes(b"")
 
     async def script(app, pilot) -> None:
-        for key in "123np[]":
+        for key in "13np[]2":
             await pilot.press({"[": "left_square_bracket", "]": "right_square_bracket"}.get(key, key))
-            await pilot.pause()
-        assert ("no update on record" in screen(app)) == (damage == "nothing")
-        await pilot.press("2")
-        await pilot.pause()
-        assert "no steps on record" in screen(app)
+        await sees(app, pilot, "no steps on record")
+        await pilot.press("3")
+        await sees(app, pilot, "no update on record" if damage == "nothing" else "explained_variance")
 
     drive(path, (100, 30), script)
 

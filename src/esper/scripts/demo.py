@@ -1,6 +1,8 @@
 """A small growth demo: sixteen impaired networks on handwritten digits, eight of which may grow."""
 from __future__ import annotations
 
+import sys
+
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -9,6 +11,7 @@ from rich.table import Table
 from esper.kasmina import (
     CNNHost,
     MorphogeneticModel,
+    NetworkRow,
     OptimizerConfig,
     PopulationOptimizer,
     blended_slots,
@@ -17,6 +20,8 @@ from esper.kasmina import (
 )
 from esper.leyline import GateConfig, Pacing, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, load_dataset, test_batches, validation_split
+from esper.scripts.karn import reader
+from esper.simic.seed_management import advance_active_seed
 
 ROWS, EPOCHS = 16, 24
 GROWN = range(ROWS // 2)
@@ -25,7 +30,8 @@ SCHEDULE = {"r0c0": 1, "r0c1": 2, "r0c2": 3}
 BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
-def main() -> None:
+def demo() -> None:
+    """Grow eight of sixteen impaired networks by a fixed schedule, and compare; takes about 20 seconds."""
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
@@ -47,7 +53,7 @@ def main() -> None:
                     model.germinate(slot, BLUEPRINT, row=row, tempo_epochs=TEMPO)
                 report = model.reports(row).get(slot)
                 if report is not None and report.can_advance:
-                    model.advance(slot, row=row)
+                    advance_active_seed(NetworkRow(model, row), slot)
         model.step_epoch()
     accuracy = evaluate(model, test_batches(split, 450))
     table = Table("networks", "test accuracy", "parameters")
@@ -71,5 +77,7 @@ def evaluate(model: MorphogeneticModel, data: EvalBatches) -> torch.Tensor:
     return 100 * correct / total
 
 
+main = reader(demo)
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

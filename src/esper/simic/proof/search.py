@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain, count, islice, product
 from pathlib import Path
 from statistics import fmean
@@ -96,79 +97,89 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
         slots = sorted(rng.choice(len(task.slots), seeds, replace=False).tolist())
         found[tuple(Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))])
                     for i, slot in enumerate(slots))] = None
-    raise EsperError(f"task {task.name!r} has hardly {len(found)} different schedules, {size} are wanted; ask for fewer")
+    raise EsperError(f"task {task.name!r} has hardly more than {len(found)} schedules; {size} candidates are too many")
 
 
 def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int = 208, root_seed: int = TRAINING,
                      population: int | None = None, track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
-    """The best schedule within the budget; and within as much again, shared evenly, the best for each pattern."""
+    """The best schedule within the budget. Where blocks are crippled, as many env-steps again, shared evenly, for the best of
+    each pattern, beginning with the quarter of all schedules that did best on it so far."""
     check_number("search", "candidates", candidates, low=1, integer=True)
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
-    best = halve(task, plans, budget_env_steps, chances, root_seed, population, track("search", budget_env_steps))
-    share = budget_env_steps // max(len(chances), 1)
-    by_pattern = {pattern: halve(task, plans, share, {pattern: 1.0}, root_seed, population,
-                                 track(f"search {marks(pattern)}", share)) for pattern in chances}
+    search, share = _Search(task, root_seed, population or task.population), budget_env_steps // max(len(chances), 1)
+    quarter = -(-len(plans) // KEEP)
+    if (short := max(1.0, search.least(len(plans)) / budget_env_steps, bool(chances) * search.least(quarter) / share)) > 1:
+        raise EsperError(f"search: {budget_env_steps} env-steps are too few for {len(plans)} schedules of {task.episode_length} "
+                         f"epochs; allowed: {math.ceil(short * budget_env_steps)} or more")
+    best, by_pattern = search.halve(plans, budget_env_steps, chances, track("search", budget_env_steps)), {}
+    for pattern in chances:
+        alone = {pattern: 1.0}
+        first = sorted(plans, key=lambda plan, alone=alone: -search.gain(plan, alone))[:quarter]  # type: ignore[misc]
+        by_pattern[pattern] = search.halve(first, share, alone, track(f"search {marks(pattern)}", share))
     return Schedules(task=task.name, root_seed=root_seed, candidates=len(plans), best=best, by_pattern=by_pattern)
 
 
-def halve(task: TaskSpec, plans: Sequence[Schedule], budget: int, chances: Mapping[Pattern, float], root_seed: int,
-          population: int | None, advance: Callable[[int], None]) -> Found:
-    """Successive halving: in each rung the plans that are left meet more seeds, and a quarter of them stay."""
-    size, rungs = population or task.population, max(1, math.ceil(math.log(len(plans), KEEP)))
-    per_rung = budget // rungs // task.episode_length  # episodes
-    seeds, used = training_seeds(task, chances, root_seed), 0
-    values: dict[Schedule, dict[int, float]] = {plan: {} for plan in plans}
-    alive = list(plans)
-    for rung in range(rungs):
-        # Each plan meets `each` seeds; not growing meets all of the rung's, for the others are measured against it.
-        each = (per_rung - size) // len(alive) if per_rung < size * (len(alive) + 1) else per_rung // (len(alive) + 1)
-        if each < 1:
-            raise EsperError(f"search: {budget} env-steps are few for {len(plans)} schedules of {task.episode_length} epochs; "
-                             f"allowed: {rungs * task.episode_length * (len(plans) + size)} or more")
-        side_by_side = max(1, size // each)
-        met = list(islice(seeds, each * side_by_side))
-        for at in range(0, len(alive), side_by_side):
-            plan_of = {seed: plan for i, plan in enumerate(alive[at:at + side_by_side]) if plan
-                       for seed in met[each * i:each * (i + 1)]}
-            used += _play(task, plan_of, values, root_seed, size, advance)
-        used += _play(task, dict.fromkeys(met, ()), values, root_seed, size, advance)
-        gains = {plan: _gain(task, values[plan], values[()], chances, root_seed) for plan in alive}
-        alive.sort(key=lambda plan: -gains[plan])
-        alive = sorted(alive[:1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)
-    winner = alive[0]
-    return Found(schedule=winner, objective=fmean(values[winner].values()), gain=gains[winner], seeds=len(values[winner]),
-                 env_steps=used)
+class _Search:
+    """What is known of each plan on each seed, and how to know more."""
+
+    def __init__(self, task: TaskSpec, root_seed: int, size: int) -> None:
+        self.task, self.root_seed, self.size = task, root_seed, size
+        self.values: dict[Schedule, dict[int, float]] = {(): {}}
+        self.pattern = cache(lambda seed: draw_condition(task, root_seed, 0, seed).crippled)
+
+    def least(self, plans: int) -> int:
+        """Env-steps without which not every plan meets a seed."""
+        return _rungs(plans) * self.task.episode_length * (plans + self.size)
+
+    def halve(self, plans: Sequence[Schedule], budget: int, chances: Mapping[Pattern, float],
+              advance: Callable[[int], None]) -> Found:
+        """In each rung the plans that are left meet more seeds, and a quarter of them stay."""
+        rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self._seeds(chances)
+        for rung in range(rungs):
+            per_rung = (budget - used) // (rungs - rung) // self.task.episode_length  # episodes
+            # Each plan meets `each` seeds; not growing meets all of the rung's, for the others are measured against it.
+            many = per_rung >= self.size * (len(alive) + 1)
+            each = per_rung // (len(alive) + 1) if many else (per_rung - self.size) // len(alive)
+            side_by_side = max(1, self.size // each)
+            met = list(islice(fresh, each * side_by_side))
+            for at in range(0, len(alive), side_by_side):
+                used += self._meet({seed: plan for i, plan in enumerate(alive[at:at + side_by_side]) if plan
+                                    for seed in met[each * i:each * (i + 1)]}, advance)
+            used += self._meet(dict.fromkeys(met, ()), advance)
+            best = sorted(alive, key=lambda plan: -self.gain(plan, chances))
+            alive = sorted(best[:1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)
+        known = [value for seed, value in self.values[alive[0]].items() if not chances or self.pattern(seed) in chances]
+        return Found(schedule=alive[0], objective=fmean(known), gain=self.gain(alive[0], chances), seeds=len(known),
+                     env_steps=used)
+
+    def _meet(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
+        """Let each seed follow its plan, note its J, and return the env-steps that it took."""
+        for played in play(self.task, lambda envs: PerEnv([plan_of[env] for env in envs]), root_seed=self.root_seed,
+                           seeds=list(plan_of), population=self.size, advance=advance):
+            self.values.setdefault(plan_of[played.seed], {})[played.seed] = played.outcome.objective
+        return len(plan_of) * self.task.episode_length
+
+    def gain(self, plan: Schedule, chances: Mapping[Pattern, float]) -> float:
+        """Mean gain over not growing; where patterns are drawn, the mean of each by its probability. −∞ if nothing is known."""
+        gains: dict[Pattern, list[float]] = {}
+        for seed, value in self.values.get(plan, {}).items():
+            gains.setdefault(self.pattern(seed) if chances else (), []).append(value - self.values[()][seed])
+        weight = {pattern: chances[pattern] for pattern in gains if pattern in chances} if chances else dict.fromkeys(gains, 1.0)
+        return sum(weight[p] * fmean(gains[p]) for p in weight) / sum(weight.values()) if weight else -math.inf
+
+    def _seeds(self, chances: Mapping[Pattern, float]) -> Iterator[int]:
+        """Seeds that nothing has met, without end; where patterns are drawn, one of each in turn."""
+        first = 1 + max(self.values[()], default=-1)
+        if not chances:
+            return count(first)
+        return chain.from_iterable(zip(*(self._with(pattern, first) for pattern in chances), strict=True))
+
+    def _with(self, pattern: Pattern, first: int) -> Iterator[int]:
+        return (seed for seed in count(first) if self.pattern(seed) == pattern)
 
 
-def _play(task: TaskSpec, plan_of: Mapping[int, Schedule], values: dict[Schedule, dict[int, float]], root_seed: int, size: int,
-          advance: Callable[[int], None]) -> int:
-    """Let each seed follow its plan, note its J, and return the env-steps that it took."""
-    for played in play(task, lambda envs: PerEnv([plan_of[env] for env in envs]), root_seed=root_seed, seeds=list(plan_of),
-                       population=size, advance=advance):
-        values[plan_of[played.seed]][played.seed] = played.outcome.objective
-    return len(plan_of) * task.episode_length
-
-
-def _gain(task: TaskSpec, values: Mapping[int, float], static: Mapping[int, float], chances: Mapping[Pattern, float],
-          root_seed: int) -> float:
-    """Mean gain over not growing; where patterns are drawn, the mean of each by its probability."""
-    gains: dict[Pattern, list[float]] = {}
-    for seed, value in values.items():
-        pattern = draw_condition(task, root_seed, 0, seed).crippled if chances else ()
-        gains.setdefault(pattern, []).append(value - static[seed])
-    weight = {pattern: chances.get(pattern, 1.0) for pattern in gains}
-    return sum(weight[p] * fmean(found) for p, found in gains.items()) / sum(weight.values())
-
-
-def training_seeds(task: TaskSpec, chances: Mapping[Pattern, float], root_seed: int) -> Iterator[int]:
-    """Seeds without end; where patterns are drawn, one of each in turn."""
-    if not chances:
-        return count()
-    return chain.from_iterable(zip(*(_with_pattern(task, pattern, root_seed) for pattern in chances), strict=True))
-
-
-def _with_pattern(task: TaskSpec, pattern: Pattern, root_seed: int) -> Iterator[int]:
-    return (seed for seed in count() if draw_condition(task, root_seed, 0, seed).crippled == pattern)
+def _rungs(plans: int) -> int:
+    return max(1, math.ceil(math.log(plans, KEEP)))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------------
