@@ -161,6 +161,8 @@ _LAST_ACTION = (
     Metric("value", "reward", "Value that the policy predicted."),
     _map("op_probs", "share", "Probability of each operation."),
     _map("confidences", "share", "Probability of what was chosen, for each relevant head."),
+    _up("accuracy", "points", "Validation accuracy before the step, all blended seeds on."),
+    _down("loss", "nats", "Validation loss before the step."),
     _up("reward", "reward", "Reward of this step."),
     _up("cumulative_reward", "reward", "Reward of the episode so far."),
     _map("mask", "", "Which operations were legal.", FieldKind.FLAGS),

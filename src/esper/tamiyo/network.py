@@ -23,8 +23,8 @@ ARCHITECTURE = ("base_dim", "slot_dim", "hidden", "slot_hidden", "blueprint_dim"
 """The sizes that make a network; weight files carry them."""
 
 
-PATIENCE = {LifecycleOp.WAIT: 1.5, LifecycleOp.GERMINATE: 0.0, LifecycleOp.SET_ALPHA_TARGET: -1.0, LifecycleOp.PRUNE: -1.5,
-            LifecycleOp.FOSSILIZE: 1.0, LifecycleOp.ADVANCE: 1.0}
+PATIENCE = {LifecycleOp.WAIT: 1.5, LifecycleOp.GERMINATE: 0.0, LifecycleOp.SET_ALPHA_TARGET: -2.0, LifecycleOp.PRUNE: -2.0,
+            LifecycleOp.FOSSILIZE: 2.5, LifecycleOp.ADVANCE: 2.5}
 """Log-odds under which most seeds that are planted are also brought to their end. Under uniform odds nine of ten are pruned
 before that, and a policy has hardly anything to learn growth from."""
 

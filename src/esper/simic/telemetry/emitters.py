@@ -91,7 +91,8 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
                      indices: Sequence[int] | None = None, outcome: ActionOutcome | None = None, log_prob: float | None = None,
                      value: float | None = None, op_probs: Sequence[float] | None = None,
                      confidences: Sequence[float] | None = None, seeds: Mapping[str, SeedStateReport] | None = None,
-                     gradient_ratios: Mapping[str, float] | None = None, epoch: int | None = None) -> None:
+                     gradient_ratios: Mapping[str, float] | None = None, accuracy: float | None = None,
+                     loss: float | None = None, epoch: int | None = None) -> None:
     """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they came from the
     policy, and the env's `seeds` after it. What the operation has no use for is left out. Below level normal there is nobody
     to read it."""
@@ -110,7 +111,7 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
         "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
         "confidences": None if confidences is None else {
             head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
-        "reward": reward, "cumulative_reward": cumulative_reward, "mask": dict(action_mask),
+        "accuracy": accuracy, "loss": loss, "reward": reward, "cumulative_reward": cumulative_reward, "mask": dict(action_mask),
         "stages": None if seeds is None else {slot: int(seed.stage) for slot, seed in seeds.items()},
         "alphas": None if seeds is None else {slot: seed.alpha for slot, seed in seeds.items()},
         "contributions": None if seeds is None else {

@@ -155,7 +155,7 @@ class RunRecorder:
                              indices=actions[i] if op is not LifecycleOp.WAIT else None, outcome=outcome, log_prob=log_prob,
                              value=value, op_probs=op_probs[i], confidences=heads, epoch=seen.epoch,
                              seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
-                             gradient_ratios=ratios.get(member.env_idx))
+                             gradient_ratios=ratios.get(member.env_idx), accuracy=member.val_accuracy, loss=member.val_loss)
             if (components := result.components[i]) is not None:
                 emit_reward_summary(self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch)
             emit_throughput(self.hub, member.env_idx, member.device, group.batches / each, group.samples / each,
