@@ -1,6 +1,7 @@
 """Two real rounds, in the second of which every network breaks: every event type, field and alert rule must be at work."""
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,9 @@ def test_tables_hold_what_the_log_holds(run: RunDirectory, events: list[dict[str
             for field in EVENTS[kind].fields:
                 found = row[field.name]
                 value = event["data"].get(field.name)
+                if isinstance(found, float) and not math.isfinite(found):
+                    assert any(path.endswith(field.name) for path in event["nonfinite"])
+                    found = None  # as JSON has it
                 assert (dict(found) if isinstance(value, dict) else found) == value
 
 

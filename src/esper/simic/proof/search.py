@@ -104,7 +104,8 @@ def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int =
                      population: int | None = None, track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
     """The best schedule within the budget. Where blocks are crippled, as many env-steps again, shared evenly, for the best of
     each pattern, beginning with the quarter of all schedules that did best on it so far."""
-    check_number("search", "candidates", candidates, low=1, integer=True)
+    for name, value in (("candidates", candidates), ("budget_env_steps", budget_env_steps)):
+        check_number("search", name, value, low=1, integer=True)
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
     search, share = _Search(task, root_seed, population or task.population), budget_env_steps // max(len(chances), 1)
     quarter = -(-len(plans) // KEEP)
