@@ -42,7 +42,7 @@ def screen(app: object) -> str:
 
 async def sees(app, pilot, *texts: str, without: str | None = None) -> None:
     """Wait until all of these are on the terminal."""
-    for _ in range(200):
+    for _ in range(900):
         shown = screen(app)
         if all(text in shown for text in texts) and (without is None or without not in shown):
             return
