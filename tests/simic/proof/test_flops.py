@@ -9,7 +9,7 @@ from esper.kasmina import MorphogeneticModel, NetworkRow
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof import FlopMeter
-from helpers import bring
+from helpers import EAGER, bring
 
 
 def conv(pixels: int, inputs: int, outputs: int, kernel: int) -> int:
@@ -22,7 +22,7 @@ LIGHT = {"r0c0": conv(64, 2, 2, 3), "r0c1": conv(16, 4, 4, 3), "r0c2": conv(4, 8
 
 
 def network(**changes) -> tuple[FlopMeter, MorphogeneticModel]:
-    task = replace(get_task_spec("digits_impaired"), **changes)
+    task = replace(get_task_spec("digits_impaired"), **EAGER, **changes)
     return FlopMeter(task), task.build_model(1, [0])
 
 

@@ -96,9 +96,10 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> tuple[dict[str, Tenso
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     meta = _unpacked(meta)
     require_fields(path, "header", meta, ("kind", "config", "seq", "agent", "progress", "normalizer", "recorder", "round"))
+    may_change = MAY_CHANGE - {"rounds"} if config.rent_curriculum else MAY_CHANGE  # it is laid out over all rounds
     for name, value in config.to_json().items():
         stored = meta["config"].get(name)
-        if name not in MAY_CHANGE and stored != value:
+        if name not in may_change and stored != value:
             raise CheckpointError(f"{path}: {_difference(name, stored, value)}")
     return tensors, meta
 
@@ -223,6 +224,7 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
         for member in group.envs:
             _restore_env(group, member, _under(tensors, f"env.{member.env_idx}."), by_idx[member.env_idx])
     trainer.draw_uniforms()
+    trainer.set_rent()
 
 
 def _restore_env(group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -92,6 +92,8 @@ class TrainingConfig:
     """Rewards made of contributions and J, or of changes of the loss."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss_reward: LossRewardConfig = field(default_factory=LossRewardConfig)
+    rent_curriculum: float = 0.0
+    """Share of the run over which the reward's price of size rises from 0 to the task's; J is always reported at full price."""
     normalize_rewards: bool = True
     """Divide rewards by a running scale that is constant within a round."""
     ab_reward_modes: tuple[RewardMode, ...] = ()
@@ -156,6 +158,7 @@ class TrainingConfig:
             f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution")
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
+        yield not 0 <= self.rent_curriculum <= 1, f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]"
         yield not 0 <= self.anneal_fraction <= 1, f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]"
         yield self.resume == "auto" and self.telemetry_dir is None, (
             "resume auto looks for checkpoints in telemetry_dir, which is not set")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -153,6 +153,7 @@ class VectorizedPPOTrainer:
         episode = self.progress.round_idx
         self.recorder.begin_round(episode)
         self.env.begin_round(episode)
+        self.set_rent()
         for env in self.env.envs:
             self.context.rewards.begin_episode(env.env_idx)
         if isinstance(self.context.policy, Memoryless):
@@ -163,6 +164,12 @@ class VectorizedPPOTrainer:
         self.draw_uniforms()
         if self.agent is not None:
             self.agent.begin_rollout(self.agent.initial_hidden())
+
+    def set_rent(self) -> None:
+        """What size costs in this round's rewards."""
+        full, ramp = self.env.rules.objective, self.config.rent_curriculum * self.config.rounds
+        share = min(self.progress.round_idx / ramp, 1.0) if ramp else 1.0
+        self.context.rewards.objective = replace(full, size_price=full.size_price * share)
 
     def draw_uniforms(self) -> None:
         """The round's random numbers for acting, [E, epochs, 8], from each env's own stream."""
