@@ -91,7 +91,8 @@ def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int)
 
 def populations(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None) -> Iterator[VectorEnv]:
     """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after the other."""
-    size = size or task.population
+    # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
+    seeds, size = sorted(seeds), size or task.population
     parts = -(-len(seeds) // size)
     for i in range(parts):
         part = seeds[len(seeds) * i // parts:len(seeds) * (i + 1) // parts]
@@ -100,7 +101,8 @@ def populations(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: i
 
 def play(task: TaskSpec, make_policy: Maker, *, root_seed: int, seeds: Sequence[int], population: int | None = None,
          plant: Callable[[VectorEnv], None] | None = None, advance: Callable[[int], None] | None = None) -> list[Played]:
-    """One episode of each seed. `plant` prepares fresh networks; `advance` hears of env-steps as they are done."""
+    """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance` hears of env-steps
+    as they are done."""
     meter, played = FlopMeter(task), []
     for env in populations(task, seeds, root_seed=root_seed, size=population):
         env.begin_round(0)
