@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from run_helpers import SMALL, assert_same_run, train
 
 from esper.leyline import EsperError
 from esper.simic import train_ppo_vectorized
 from esper.simic.training import vectorized
 from esper.simic.training.parallel_env_state import EnvGroup
+from run_helpers import SMALL, assert_same_run, train
 
 
 def test_bf16_trains_populations_and_differs_from_full_precision() -> None:

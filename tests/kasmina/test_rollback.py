@@ -38,26 +38,26 @@ def roll_back(model: MorphogeneticModel, optimizer: PopulationOptimizer, snapsho
     optimizer.forget_row(ROW)
 
 
-def poison_weight(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:  # noqa: ARG001
+def poison_weight(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
     next(model.host.parameters()).data[ROW].fill_(torch.nan)
 
 
-def poison_buffers(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:  # noqa: ARG001
+def poison_buffers(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
     for buffer in model.host.buffers():
         buffer[ROW] = torch.inf
 
 
-def poison_fossil(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:  # noqa: ARG001
+def poison_fossil(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
     for parameter in model.slots()[0].banks["conv_light"].parameters():
         parameter.data[ROW].fill_(torch.nan)
 
 
-def poison_seed(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:  # noqa: ARG001
+def poison_seed(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
     for parameter in model.slot(model.slot_config.slot_ids[1]).banks["norm"].parameters():
         parameter.data[ROW].fill_(-torch.inf)
 
 
-def poison_momentum(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:  # noqa: ARG001
+def poison_momentum(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
     for tensor in optimizer.groups["host"].banks["host"].state["momentum"]:
         tensor[ROW] = torch.nan
 

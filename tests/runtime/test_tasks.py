@@ -65,7 +65,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         get_task_spec("mnist")
 
 
-def test_a_name_is_registered_once(registry: dict[str, TaskSpec]) -> None:  # noqa: ARG001
+def test_a_name_is_registered_once(registry: dict[str, TaskSpec]) -> None:
     task = replace(get_task_spec("digits_baseline"), name="mine")
     assert register_task(task) is task
     assert get_task_spec("MINE") is task

@@ -65,8 +65,8 @@ def streams(monkeypatch):
         current.pop()
 
     monkeypatch.setattr(torch.cuda, "stream", use)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device=None: default)  # noqa: ARG005
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append(f"tensor kept for {stream.name}"))  # noqa: ARG005
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device=None: default)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append(f"tensor kept for {stream.name}"))
     env = make_env(small_task("digits_impaired", epochs=3), 16, population=8)
     for i, group in enumerate(env.groups):
         group.stream = Stream(f"s{i}", log)

@@ -1,0 +1,153 @@
+"""Who is compared: final structure from the start, hosts of equal size, oracle and probe."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import EsperError, LifecycleOp, SeedStage
+from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.simic.proof import play
+from esper.simic.proof.cohorts import LOOK, Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
+from esper.simic.proof.play import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
+from esper.tamiyo import AlwaysWait, Planting
+from simic.proof.worlds import IMPAIRED, SHIFT
+
+LIGHT, NORM = Fossil("r0c0", "conv_light", "ADD"), Fossil("r0c2", "norm", "GATE")
+
+
+def still(envs) -> AlwaysWait:
+    return AlwaysWait()
+
+
+# -- the final structure from the start ------------------------------------------------------------------------------------------
+
+
+def test_fossils_are_there_and_learn_from_the_first_epoch():
+    task = parse_task(IMPAIRED)
+    env = open_env(task, [0, 1], root_seed=HELD_OUT, rows=8)
+    env.begin_round(0)
+    with_fossils({0: [LIGHT, NORM], 1: []})(env)
+    grown, bare = env.envs
+    reports = grown.model.reports()
+    assert {slot: (r.blueprint_id, r.stage, r.alpha) for slot, r in reports.items()} == {
+        "r0c0": ("conv_light", SeedStage.FOSSILIZED, 1.0), "r0c2": ("norm", SeedStage.FOSSILIZED, 1.0)}
+    assert not bare.model.reports()
+    before = {name: tensor.clone() for name, tensor in grown.model.state_dict().items()}
+    env.train_epoch(1)
+    after = grown.model.state_dict()
+    for bank in ("r0c0.conv_light", "r0c2.norm", "r0c2._gate"):
+        moved = [name for name in before if name.startswith(bank) and not torch.equal(before[name], after[name])]
+        assert moved, bank
+
+
+def test_their_size_is_priced_and_nothing_is_wasted():
+    task = parse_task(IMPAIRED)
+    seeds = {seed: [LIGHT] * (seed == 0) for seed in range(2)}
+    static = play(task, still, root_seed=HELD_OUT, seeds=range(2))
+    final = play(task, still, root_seed=HELD_OUT, seeds=range(2), plant=with_fossils(seeds))
+    assert final[1] == static[1], "a seed without fossils is static, on the same numbers"
+    end = final[0].outcome
+    assert (end.germinated, end.fossilized, end.pruned) == (1, 1, 0)
+    assert end.added_params == 2 * 2 * 9 + 3 * 2  # kernel; norm and γ
+    price = task.objective.size_price * math.log1p(end.added_params / task.host_params)
+    assert end.objective == pytest.approx(end.committed_accuracy / 100 - price, abs=1e-12)
+    assert final[0].fossils == (LIGHT,)
+    assert final[0].flops > static[0].flops
+
+
+# -- equal size ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [0, 40, 160, 700, 5000])
+def test_a_widened_host_is_the_nearest(more):
+    task = get_task_spec("digits_shift")
+    target = task.host_params + more
+    sizes = {base: replace(task, host={**task.host, "base": base}).host_params for base in range(4, 40)}
+    assert widened(task, target).host_params == min(sizes.values(), key=lambda size: abs(size - target))
+
+
+def test_a_host_without_width_is_refused():
+    with pytest.raises(EsperError, match="transformer"):
+        widened(get_task_spec("sotu"), 1e6)
+
+
+def test_what_a_wider_host_has_more_is_priced_as_added():
+    task = parse_task(SHIFT)
+    wide = widened(task, task.host_params + 300)
+    (played,) = play(wide, still, root_seed=HELD_OUT, seeds=[0])
+    ours = priced(played, task).outcome
+    added = wide.host_params - task.host_params
+    assert (ours.host_params, ours.added_params) == (task.host_params, added)
+    assert ours.objective == pytest.approx(played.outcome.committed_accuracy / 100
+                                           - task.objective.size_price * math.log(1 + added / task.host_params), abs=1e-12)
+
+
+# -- rulers ----------------------------------------------------------------------------------------------------------------------
+
+BY_PATTERN = {(False, False): (), (False, True): (Planting(1, 1, "norm"),), (True, False): (Planting(1, 0, "norm"),),
+              (True, True): (Planting(1, 0, "conv_light"), Planting(2, 1, "conv_light"))}
+
+
+def plantings(played) -> list[tuple[int, str, str]]:
+    return [(d.epoch, d.slot, d.blueprint) for d in played.decisions if d.op == LifecycleOp.GERMINATE.name]
+
+
+def expected(pattern, task, *, late: int = 0) -> list[tuple[int, str, str]]:
+    found = BY_PATTERN[pattern]
+    return [(max(p.epoch, late + i), task.slots[p.slot], p.blueprint) for i, p in enumerate(found)]
+
+
+def test_the_oracle_follows_what_each_seed_has_drawn():
+    task = parse_task(SHIFT)
+    played = play(task, oracle(task, BY_PATTERN, HELD_OUT), root_seed=HELD_OUT, seeds=range(12))
+    patterns = [draw_condition(task, HELD_OUT, 0, p.seed).crippled for p in played]
+    assert len(set(patterns)) == 4
+    for one, pattern in zip(played, patterns, strict=True):
+        assert plantings(one) == expected(pattern, task)
+
+
+def test_the_probe_waits_looks_and_catches_up():
+    task = parse_task(SHIFT)
+    probe = fit_probe(task, 24)
+    shown = {}
+
+    class Spy(Probe):
+        def __call__(self, features):
+            shown["patterns"] = super().__call__(features)
+            return shown["patterns"]
+
+    spying = Spy(probe.mean, probe.scale, probe.weights)
+    played = play(task, lambda envs: Probing(spying, BY_PATTERN), root_seed=HELD_OUT, seeds=range(8))
+    assert len(set(shown["patterns"])) > 1
+    for one, pattern in zip(played, shown["patterns"], strict=True):
+        assert plantings(one) == expected(pattern, task, late=LOOK)
+
+
+def test_the_probe_is_the_ridge_solution():
+    """Against least squares on an augmented system, and right where classes are separable."""
+    task = parse_task(SHIFT)
+    probe = fit_probe(task, 16)
+    seen = []
+    for env in populations(task, range(16), root_seed=TRAINING):
+        env.begin_round(0)
+        policy = AlwaysWait()
+
+        def decide(observation, env=env, policy=policy):
+            from esper.simic.training.batch_ops import batch_signals_to_features
+            obs = batch_signals_to_features(observation.signals, observation.table, env.envs, "cpu")
+            if observation.epoch == LOOK:
+                seen.append(flat(obs))
+            return policy.act(obs, None, observation.masks).actions.tolist()
+
+        for epoch in range(1, LOOK + 1):
+            env.step(epoch, decide)
+    features = np.concatenate(seen)
+    x = np.hstack([(features - features.mean(0)) / (features.std(0) + 1e-6), np.ones((16, 1))])
+    y = np.array([[1.0 if c else -1.0 for c in draw_condition(task, TRAINING, 0, seed).crippled] for seed in range(16)])
+    rows = np.vstack([x, np.sqrt(10.0) * np.eye(x.shape[1])])
+    wanted = np.linalg.lstsq(rows, np.vstack([y, np.zeros((x.shape[1], 2))]), rcond=None)[0]
+    np.testing.assert_allclose(probe.weights, wanted, atol=1e-8)

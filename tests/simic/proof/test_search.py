@@ -1,0 +1,166 @@
+"""The search for the best schedule: its budget, its choice, its file."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from esper.leyline import EsperError, ObjectiveConfig
+from esper.runtime.tasks import get_task_spec
+from esper.simic.proof import play, search_schedules
+from esper.simic.proof.play import TRAINING, parse_task
+from esper.simic.proof.search import PerEnv, draw_schedules, load_schedules, patterns, save_schedules
+from esper.tamiyo import Planting
+from simic.proof.worlds import IMPAIRED, SHIFT
+
+TINY = SHIFT.replace("episode_length=8", "episode_length=4")
+
+
+def test_every_env_follows_its_own_schedule():
+    task = parse_task(IMPAIRED)
+    plans = [(), (Planting(1, 0, "norm"),), (Planting(2, 1, "conv_light"), Planting(3, 2, "depthwise"))]
+    played = play(task, lambda envs: PerEnv([plans[env] for env in envs]), root_seed=0, seeds=range(3))
+    for plan, one in zip(plans, played, strict=True):
+        assert [(d.epoch, d.slot, d.blueprint) for d in one.decisions if d.op == "GERMINATE"] == [
+            (p.epoch, task.slots[p.slot], p.blueprint) for p in plan]
+
+
+def test_the_grid_is_wide_and_fits_the_task():
+    for name in ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift", "cifar_impaired"):
+        task = get_task_spec(name)
+        plans = draw_schedules(task, 208, 0)
+        assert len(set(plans)) == len(plans) == 209
+        assert {len(plan) for plan in plans} == {0, 1, 2, 3}
+        for plan in plans:
+            assert len({p.slot for p in plan}) == len(plan)
+            assert all(p.blueprint in task.blueprints and p.slot < len(task.slots) for p in plan)
+        started = [plan[0].epoch for plan in plans if plan]
+        assert started.count(1) > 50
+        assert len(set(started)) > 5
+        assert plans == draw_schedules(task, 208, 0) != draw_schedules(task, 208, 1)
+
+
+def test_patterns_have_their_probabilities():
+    task = get_task_spec("digits_shift")
+    assert patterns(task) == dict.fromkeys([(False, False), (False, True), (True, False), (True, True)], 0.25)
+    rare = replace(task, conditions=replace(task.conditions, cripple_probability=0.1))
+    assert patterns(rare)[False, True] == pytest.approx(0.09)
+    assert patterns(get_task_spec("digits_impaired")) == {}
+
+
+def count_steps():
+    steps: dict[str, int] = {}
+
+    def track(what, total):
+        steps[what] = 0
+
+        def advance(done):
+            steps[what] += done
+
+        return advance
+
+    return steps, track
+
+
+@pytest.mark.parametrize(("task", "budget"), [(IMPAIRED, 700), (IMPAIRED, 1700), (TINY, 640)])
+def test_the_budget_is_kept_and_what_was_used_is_told(task, budget):
+    task, (steps, track) = parse_task(task), count_steps()
+    found = search_schedules(task, budget, candidates=9, population=8, track=track)
+    assert steps["search"] == found.best.env_steps <= budget
+    assert found.best.env_steps > 0.6 * budget
+    assert set(found.by_pattern) == set(patterns(task))
+    used = [one.env_steps for one in found.by_pattern.values()]
+    assert sum(used) <= budget
+    assert sum(steps.values()) == found.best.env_steps + sum(used)
+
+
+def test_it_finds_that_growth_does_not_pay_where_it_cannot():
+    task = replace(parse_task(TINY), objective=ObjectiveConfig(size_price=50.0, waste_price=1.0))
+    found = search_schedules(task, 640, candidates=9, population=8)
+    assert [found.best.schedule, *(one.schedule for one in found.by_pattern.values())] == [()] * 5
+    assert found.best.gain == 0.0
+    static = play(task, lambda envs: PerEnv([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
+    values = {one.outcome.objective for one in static}
+    assert min(values) <= found.best.objective <= max(values)
+
+
+def test_it_finds_the_seed_that_pays():
+    """One plan is far better than not growing: where waiting costs nothing and a grown network reads digits, it must win."""
+    task = parse_task("digits_impaired:episode_length=16,steps_per_epoch=8")
+    task = replace(task, objective=ObjectiveConfig(size_price=0.0, waste_price=0.0), blueprints=("conv_light",))
+    found = search_schedules(task, 16 * 4 * 3 * 9, candidates=8, population=8)
+    assert found.best.schedule
+    assert found.best.gain > 0.05
+
+
+def test_the_same_search_gives_the_same_answer():
+    task = parse_task(TINY)
+    assert search_schedules(task, 640, candidates=9, population=8) == search_schedules(task, 640, candidates=9, population=8)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search_schedules(parse_task(TINY), 640, candidates=9, population=8)
+
+
+def test_what_was_found_survives_its_file(found, tmp_path):
+    task, plan = parse_task(TINY), (Planting(2, 1, "norm"), Planting(3, 0, "conv_light"))
+    found = replace(found, best=replace(found.best, schedule=plan))
+    save_schedules(tmp_path / "s.json", found, task, "esper prove …")
+    assert load_schedules(tmp_path / "s.json", task) == found
+    content = orjson.loads((tmp_path / "s.json").read_bytes())
+    assert content["command"] == "esper prove …"
+    assert content["best"]["schedule"][0] == {"epoch": 2, "slot": "r0c1", "blueprint": "norm"}
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"), ({"kind": "other"}, "kind is 'other'"),
+    ({"best": {"schedule": []}}, "does not hold schedules"), ({"best": None}, "does not hold schedules"),
+])
+def test_files_that_do_not_fit_are_refused(change, told, found, tmp_path):
+    task, path = parse_task(TINY), tmp_path / "s.json"
+    save_schedules(path, found, task, "")
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change))
+    with pytest.raises(EsperError, match=told):
+        load_schedules(path, task)
+
+
+def test_a_slot_of_another_host_is_refused(found, tmp_path):
+    task, path = parse_task(TINY), tmp_path / "s.json"
+    save_schedules(path, replace(found, best=replace(found.best, schedule=(Planting(1, 0, "norm"),))), task, "")
+    path.write_bytes(path.read_bytes().replace(b'"r0c0"', b'"r0c7"'))
+    with pytest.raises(EsperError, match=r"r0c7.*allowed: r0c0"):
+        load_schedules(path, task)
+
+
+def test_no_file_and_no_json(tmp_path):
+    with pytest.raises(EsperError, match="cannot read"):
+        load_schedules(tmp_path / "none.json", parse_task(TINY))
+    (tmp_path / "bad.json").write_text("{")
+    with pytest.raises(EsperError, match="does not hold schedules"):
+        load_schedules(tmp_path / "bad.json", parse_task(TINY))
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    ({"budget_env_steps": 100}, "too few.*or more"), ({"budget_env_steps": 0}, "budget_env_steps is 0"),
+    ({"budget_env_steps": -5}, "budget_env_steps is -5"), ({"budget_env_steps": 640, "candidates": 0}, "candidates is 0"),
+    ({"budget_env_steps": 10**6, "candidates": 10**4}, "too many"),
+])
+def test_bad_budgets(options, told):
+    with pytest.raises(EsperError, match=told):
+        search_schedules(parse_task(TINY), **options, population=8) if "candidates" in options else search_schedules(
+            parse_task(TINY), **options, candidates=9, population=8)
+
+
+def test_what_the_message_allows_is_allowed():
+    task = parse_task(TINY)
+    with pytest.raises(EsperError) as refused:
+        search_schedules(task, 100, candidates=9, population=8)
+    enough = int(str(refused.value).split("allowed: ")[1].split()[0])
+    assert search_schedules(task, enough, candidates=9, population=8).best.env_steps <= enough
+    with pytest.raises(EsperError):
+        search_schedules(task, enough - 4, candidates=9, population=8)
