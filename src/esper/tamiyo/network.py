@@ -117,7 +117,7 @@ class TamiyoNetwork(nn.Module):
         """Start from a patient gardener: odds of each operation shifted by `strength` times its entry in PATIENCE."""
         last = self.op_head[-1]
         assert isinstance(last, nn.Linear)
-        last.bias += strength * torch.tensor([PATIENCE[op] for op in LifecycleOp])
+        last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         zeros = self.value_mean.new_zeros(num_envs, self.architecture["hidden"])

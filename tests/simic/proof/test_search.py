@@ -12,9 +12,11 @@ from esper.simic.proof import play, search_schedules
 from esper.simic.proof.play import TRAINING, parse_task
 from esper.simic.proof.search import PerEnv, draw_schedules, load_schedules, patterns, save_schedules
 from esper.tamiyo import Planting
-from simic.proof.worlds import IMPAIRED, SHIFT
+from simic.proof.worlds import IMPAIRED
 
-TINY = SHIFT.replace("episode_length=8", "episode_length=4")
+SIZES = "episode_length=3,steps_per_epoch=1,val_size=24,batch_size=8"
+TINY, PLAIN = f"digits_shift:{SIZES}", f"digits_impaired:{SIZES}"
+FEW = {"candidates": 4, "population": 8}
 
 
 def test_every_env_follows_its_own_schedule():
@@ -63,10 +65,10 @@ def count_steps():
     return steps, track
 
 
-@pytest.mark.parametrize(("task", "budget"), [(IMPAIRED, 700), (IMPAIRED, 1700), (TINY, 640)])
+@pytest.mark.parametrize(("task", "budget"), [(PLAIN, 90), (PLAIN, 300), (TINY, 150)])
 def test_the_budget_is_kept_and_what_was_used_is_told(task, budget):
     task, (steps, track) = parse_task(task), count_steps()
-    found = search_schedules(task, budget, candidates=9, population=8, track=track)
+    found = search_schedules(task, budget, **FEW, track=track)
     assert steps["search"] == found.best.env_steps <= budget
     assert found.best.env_steps > 0.6 * budget
     assert set(found.by_pattern) == set(patterns(task))
@@ -77,7 +79,7 @@ def test_the_budget_is_kept_and_what_was_used_is_told(task, budget):
 
 def test_it_finds_that_growth_does_not_pay_where_it_cannot():
     task = replace(parse_task(TINY), objective=ObjectiveConfig(size_price=50.0, waste_price=1.0))
-    found = search_schedules(task, 640, candidates=9, population=8)
+    found = search_schedules(task, 150, **FEW)
     assert [found.best.schedule, *(one.schedule for one in found.by_pattern.values())] == [()] * 5
     assert found.best.gain == 0.0
     static = play(task, lambda envs: PerEnv([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
@@ -85,6 +87,7 @@ def test_it_finds_that_growth_does_not_pay_where_it_cannot():
     assert min(values) <= found.best.objective <= max(values)
 
 
+@pytest.mark.slow
 def test_it_finds_the_seed_that_pays():
     """One plan is far better than not growing: where waiting costs nothing and a grown network reads digits, it must win."""
     task = parse_task("digits_impaired:episode_length=16,steps_per_epoch=8")
@@ -94,17 +97,16 @@ def test_it_finds_the_seed_that_pays():
     assert found.best.gain > 0.05
 
 
-def test_the_same_search_gives_the_same_answer():
-    task = parse_task(TINY)
-    assert search_schedules(task, 640, candidates=9, population=8) == search_schedules(task, 640, candidates=9, population=8)
-
-
 # -- files -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def found():
-    return search_schedules(parse_task(TINY), 640, candidates=9, population=8)
+    return search_schedules(parse_task(TINY), 150, **FEW)
+
+
+def test_the_same_search_gives_the_same_answer(found):
+    assert search_schedules(parse_task(TINY), 150, **FEW) == found
 
 
 def test_what_was_found_survives_its_file(found, tmp_path):
@@ -145,22 +147,20 @@ def test_no_file_and_no_json(tmp_path):
         load_schedules(tmp_path / "bad.json", parse_task(TINY))
 
 
-@pytest.mark.parametrize(("options", "told"), [
-    ({"budget_env_steps": 100}, "too few.*or more"), ({"budget_env_steps": 0}, "budget_env_steps is 0"),
-    ({"budget_env_steps": -5}, "budget_env_steps is -5"), ({"budget_env_steps": 640, "candidates": 0}, "candidates is 0"),
-    ({"budget_env_steps": 10**6, "candidates": 10**4}, "too many"),
+@pytest.mark.parametrize(("budget", "options", "told"), [
+    (100, {}, "too few.*or more"), (0, {}, "budget_env_steps is 0"), (-5, {}, "budget_env_steps is -5"),
+    (150, {"candidates": 0}, "candidates is 0"), (10**6, {"candidates": 10**4}, "too many"),
 ])
-def test_bad_budgets(options, told):
+def test_bad_budgets(budget, options, told):
     with pytest.raises(EsperError, match=told):
-        search_schedules(parse_task(TINY), **options, population=8) if "candidates" in options else search_schedules(
-            parse_task(TINY), **options, candidates=9, population=8)
+        search_schedules(parse_task(TINY), budget, **FEW | options)
 
 
 def test_what_the_message_allows_is_allowed():
     task = parse_task(TINY)
     with pytest.raises(EsperError) as refused:
-        search_schedules(task, 100, candidates=9, population=8)
+        search_schedules(task, 100, **FEW)
     enough = int(str(refused.value).split("allowed: ")[1].split()[0])
-    assert search_schedules(task, enough, candidates=9, population=8).best.env_steps <= enough
+    assert search_schedules(task, enough, **FEW).best.env_steps <= enough
     with pytest.raises(EsperError):
-        search_schedules(task, enough - 4, candidates=9, population=8)
+        search_schedules(task, enough - 1, **FEW)

@@ -89,15 +89,18 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
     needs = task.pacing.min_training_epochs + task.pacing.min_blending_epochs + 6
     latest = max(1, task.episode_length - needs)
     found: dict[Schedule, None] = {(): None}
-    for _ in range(100 * size):
-        if len(found) > size:
-            return sorted(found, key=lambda s: ([(p.slot, p.blueprint) for p in s], s[0].epoch if s else 0))
+    misses = 0
+    while len(found) <= size:
+        if misses == 1000:
+            raise EsperError(f"task {task.name!r} has hardly more than {len(found)} schedules; {size} candidates are too many")
         seeds = int(rng.integers(1, min(3, len(task.slots)) + 1))
         start = 1 if rng.random() < 0.5 else int(rng.integers(1, latest + 1))
         slots = sorted(rng.choice(len(task.slots), seeds, replace=False).tolist())
-        found[tuple(Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))])
-                    for i, slot in enumerate(slots))] = None
-    raise EsperError(f"task {task.name!r} has hardly more than {len(found)} schedules; {size} candidates are too many")
+        plan = tuple(Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))])
+                     for i, slot in enumerate(slots))
+        misses = misses + 1 if plan in found else 0
+        found[plan] = None
+    return sorted(found, key=lambda s: ([(p.slot, p.blueprint) for p in s], s[0].epoch if s else 0))
 
 
 def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int = 208, root_seed: int = TRAINING,
