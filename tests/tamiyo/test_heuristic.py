@@ -19,10 +19,10 @@ from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, sta
 from esper.tamiyo.heuristic import BASE_COLUMN, SLOT_COLUMN, Heuristic, HeuristicConfig
 
 CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"), min_progress=0.1, max_progress=0.6, max_rank=0.5,
-                         max_accuracy=50.0, min_tap_ratio=1.2, strong_tap_ratio=1.25, plateau_epochs=3, depth_price=1.0,
-                         max_seeds=2, max_live=1, fail_age=0.15, fail_drop=2.0, min_contribution=0.5)
+                         rank_step=0.8, min_tap_ratio=1.2, strong_tap_ratio=1.25, plateau_epochs=3, growth_weight=0.5,
+                         depth_price=1.0, max_seeds=2, max_live=1, fail_age=0.15, fail_drop=2.0, min_contribution=0.5)
 LIGHT, DEPTHWISE = (BLUEPRINT_ID_TO_INDEX[name] for name in CONFIG.blueprints)
-BADLY_OFF = {"progress": 0.4, "val_accuracy": 0.3}
+BADLY_OFF = {"progress": 0.4}
 """A network in which seeds may be planted."""
 
 
@@ -59,7 +59,7 @@ def test_it_plants_where_spatial_reach_is_missing() -> None:
     free = {"GERMINATE": [0, 1, 2]}
     blind = sensed(1.1, 2.0, 1.0)
     assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=blind) == ("GERMINATE", 1, LIGHT)
-    for change in ({"val_accuracy": 0.5}, {"progress": 0.05}, {"progress": 0.7}):
+    for change in ({"progress": 0.05}, {"progress": 0.7}):
         assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF | change, slots=blind)[0] == "WAIT", change
     assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [0, 2]}, base=BADLY_OFF, slots=blind)[0] == "WAIT"
     assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=sensed(1.1, 1.19, 1.0))[0] == "WAIT"
@@ -72,6 +72,21 @@ def test_a_network_that_can_express_enough_is_left_alone() -> None:
     for ranks, wanted in (((0.6, 0.9, 0.51), "WAIT"), ((0.6, 0.9, 0.49), "GERMINATE")):
         slots = tuple(slot | {"feature_rank": rank} for slot, rank in zip(sensed(1.1, 2.0, 1.0), ranks, strict=True))
         assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=slots)[0] == wanted
+
+
+def test_a_second_seed_needs_a_lower_rank() -> None:
+    for rank, wanted in ((0.39, "GERMINATE"), (0.41, "WAIT")):
+        slots = ({"stage_fossilized": 1.0, "feature_rank": rank}, *(s | {"feature_rank": 1.0} for s in sensed(2.0)))
+        slots = (*slots, {"feature_rank": 1.0})
+        assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [1]}, base=BADLY_OFF, slots=slots)[0] == wanted
+
+
+def test_growth_scores_count_in_the_choice_of_a_slot() -> None:
+    free = {"GERMINATE": [0, 1]}
+    slots = [dict(slot) for slot in sensed(1.3, 1.5)]
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=tuple(slots))[1] == 0
+    slots[1]["growth_score"] = math.log(2.1) / 4  # ln 1.5 + ½ ln 2.1 − ½ > ln 1.3
+    assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=tuple(slots))[1] == 1
 
 
 def test_a_slot_in_need_gets_the_strongest_blueprint() -> None:
@@ -153,7 +168,7 @@ def test_bad_input() -> None:
         HeuristicConfig(blueprints=("noop",))
     with pytest.raises(EsperError, match="plateau_epochs"):
         HeuristicConfig(plateau_epochs=-1)
-    with pytest.raises(EsperError, match="max_accuracy"):
-        HeuristicConfig(max_accuracy=math.nan)
+    with pytest.raises(EsperError, match="max_rank"):
+        HeuristicConfig(max_rank=math.nan)
     with pytest.raises(EsperError, match="1 envs, this policy was made for 2"):
         decide(Heuristic(CONFIG, 2), {})

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from esper.scripts.karn import console, reader
 from esper.scripts.prove import bars, writable
+from esper.simic.proof.episodes import parse_task
 from esper.simic.proof.grown import PLAIN, RECORD, evaluate
 from esper.simic.proof.grown import grow as grow_network
-from esper.simic.proof.play import parse_task
 
 
 def grow(task: str, policy: str, out: Path, seed: int = 0, deterministic: bool = False) -> None:

@@ -25,7 +25,7 @@ from esper.runtime.tasks import TaskSpec
 from esper.scripts.karn import console, reader
 from esper.simic.proof.compare import LEARNED, ProofConfig
 from esper.simic.proof.compare import prove as compare
-from esper.simic.proof.play import parse_task
+from esper.simic.proof.episodes import parse_task
 from esper.simic.proof.policies import SCHEDULE, SHIPPED, load_policy
 from esper.simic.proof.search import Schedules, Track, load_schedules, save_schedules, search_schedules
 

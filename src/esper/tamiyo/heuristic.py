@@ -46,17 +46,19 @@ class HeuristicConfig:
     max_progress: float = 0.3
     """… until this one: a seed needs time."""
     max_rank: float = 0.55
-    """Plant only in a network with a slot that no larger share of independent channels reaches, …"""
-    max_accuracy: float = 100.0
-    """… whose validation accuracy is below this many percent, …"""
+    """Plant only in a network with a slot that no larger share of independent channels reaches …"""
+    rank_step: float = 0.6
+    """… (of this share of it for each seed that is already there), …"""
     min_tap_ratio: float = 1.0
     """… in a slot where off-centre taps would receive this much of the centre's gradient, …"""
     plateau_epochs: int = 3
     """… or anywhere, once the network has settled and gained nothing for so many epochs."""
     strong_tap_ratio: float = 1.0
     """From this ratio on a slot gets the strongest blueprint, below it the next."""
+    growth_weight: float = 2.0
+    """Slots are ranked by ln(tap ratio) + this · ln(growth score) …"""
     depth_price: float = 1.0
-    """How much less ln(tap ratio) counts in the last slot than in the first: later layers are wider and cost more."""
+    """… − this · depth, from 0 for the first slot to 1 for the last: later layers are wider and cost more."""
     max_seeds: int = 3
     """Of one network, fossils included."""
     max_live: int = 3
@@ -75,8 +77,8 @@ class HeuristicConfig:
             raise BlueprintError(f"heuristic: blueprints are {self.blueprints}; {allowed(offers)}")
         for name in ("plateau_epochs", "max_seeds", "max_live"):
             check_number("heuristic", name, getattr(self, name), integer=True)
-        for name in ("min_progress", "max_progress", "max_rank", "max_accuracy", "min_tap_ratio", "strong_tap_ratio",
-                     "depth_price", "fail_age", "fail_drop", "min_contribution"):
+        for name in ("min_progress", "max_progress", "max_rank", "rank_step", "min_tap_ratio", "strong_tap_ratio",
+                     "growth_weight", "depth_price", "fail_age", "fail_drop", "min_contribution"):
             check_number("heuristic", name, getattr(self, name))
 
 
@@ -132,12 +134,13 @@ class Heuristic(Memoryless):
         live = slots[..., LIVE].sum((1, 2))
         seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
         may = ((progress >= config.min_progress) & (progress <= config.max_progress) & (live < config.max_live)
-               & (seeds < config.max_seeds) & (base[:, BASE_COLUMN["val_accuracy"]] * 100 < config.max_accuracy)
-               & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank))
+               & (seeds < config.max_seeds)
+               & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank * config.rank_step ** seeds))
         still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
         taps, measured = slots[..., SLOT_COLUMN["tap_ratio"]] * 4, slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
         blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))
-        score = taps - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
+        growth = slots[..., SLOT_COLUMN["growth_score"]] * 4
+        score = taps + config.growth_weight * growth - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
         score = torch.where(free & may[:, None] & (blind | still[:, None]), score, -torch.inf)
         best, slot = score.max(1)
         return torch.where(best.isneginf(), -1, slot)

@@ -12,7 +12,7 @@ from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.runtime.tasks import draw_condition, get_task_spec
 from esper.simic.proof import play
 from esper.simic.proof.cohorts import LOOK, Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
-from esper.simic.proof.play import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
+from esper.simic.proof.episodes import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
 from esper.tamiyo import AlwaysWait, Planting
 from simic.proof.worlds import IMPAIRED, SHIFT
 

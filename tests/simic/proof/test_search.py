@@ -9,7 +9,7 @@ import pytest
 from esper.leyline import EsperError, ObjectiveConfig
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof import play, search_schedules
-from esper.simic.proof.play import TRAINING, parse_task
+from esper.simic.proof.episodes import TRAINING, parse_task
 from esper.simic.proof.search import PerEnv, draw_schedules, load_schedules, patterns, save_schedules
 from esper.tamiyo import Planting
 from simic.proof.worlds import IMPAIRED
@@ -148,7 +148,7 @@ def test_no_file_and_no_json(tmp_path):
 
 
 @pytest.mark.parametrize(("budget", "options", "told"), [
-    (100, {}, "too few.*or more"), (0, {}, "budget_env_steps is 0"), (-5, {}, "budget_env_steps is -5"),
+    (100, {}, "too few.*or more"), (3, {}, "too few"), (0, {}, "budget_env_steps is 0"), (-5, {}, "budget_env_steps is -5"),
     (150, {"candidates": 0}, "candidates is 0"), (10**6, {"candidates": 10**4}, "too many"),
 ])
 def test_bad_budgets(budget, options, told):

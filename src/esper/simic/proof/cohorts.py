@@ -22,7 +22,7 @@ from esper.leyline import (
     stream_seed,
 )
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.proof.play import TRAINING, Fossil, Maker, Played, populations
+from esper.simic.proof.episodes import TRAINING, Fossil, Maker, Played, populations
 from esper.simic.proof.search import Pattern, PerEnv, Schedule
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.vector_env import VectorEnv

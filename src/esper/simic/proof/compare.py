@@ -19,7 +19,7 @@ from esper.leyline.slots import parse_slot_id
 from esper.leyline.statistics import Estimate, estimate, interquartile_mean, paired
 from esper.runtime.tasks import TaskSpec
 from esper.simic.proof.cohorts import LOOK, Probing, fit_probe, oracle, priced, widened, with_fossils
-from esper.simic.proof.play import HELD_OUT, Maker, Played, play
+from esper.simic.proof.episodes import HELD_OUT, Maker, Played, play
 from esper.simic.proof.policies import Acting, simple_makers
 from esper.simic.proof.search import PerEnv, Schedules, Track
 from esper.tamiyo import RecurrentPolicy
@@ -154,7 +154,7 @@ def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
                                                         for a, b in zip(ours, theirs, strict=True)]}
 
 
-def _growth_by_condition(task: TaskSpec, played: Strata) -> list[dict[str, Any]]:
+def growth_by_condition(task: TaskSpec, played: Strata) -> list[dict[str, Any]]:
     """How often a seed became permanent in each slot: where the slot's block is crippled, where it is whole, the difference."""
     episodes = [p for stratum in played for p in stratum]
     rows: list[dict[str, Any]] = []
@@ -188,5 +188,5 @@ def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | No
         "episodes": played,
     }
     if task.conditions is not None and LEARNED in played:
-        found["growth_by_condition"] = _growth_by_condition(task, played[LEARNED])
+        found["growth_by_condition"] = growth_by_condition(task, played[LEARNED])
     return found

@@ -14,12 +14,12 @@ import orjson
 import torch
 
 from esper.kasmina import MorphogeneticModel, NetworkRow, load_network, save_network
-from esper.leyline import EsperError
+from esper.leyline import EsperError, check_number
 from esper.leyline.files import write_atomic
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec
+from esper.simic.proof.episodes import Maker, Played, finish_round, parse_task, populations, split_of
 from esper.simic.proof.flops import FlopMeter
-from esper.simic.proof.play import Maker, Played, finish_round, parse_task, populations, split_of
 from esper.simic.proof.policies import Acting, load_policy, simple_makers
 
 RECORD, PLAIN = "grown.json", "plain.pt2"
@@ -28,6 +28,7 @@ RECORD, PLAIN = "grown.json", "plain.pt2"
 def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, deterministic: bool = False,
          advance: Any = None) -> Played:
     """Train one network from this root seed under a policy (by name or file, or heuristic, random, wait) and keep it."""
+    check_number("grow", "seed", seed, integer=True)
     makers = simple_makers(seed)
     make: Maker | None = (makers | {"wait": makers["static"]}).get(policy)
     if make is None:

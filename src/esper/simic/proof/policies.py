@@ -12,7 +12,7 @@ import esper
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep, allowed
 from esper.leyline.files import write_atomic
 from esper.nissa import RunDirectory
-from esper.simic.proof.play import Maker
+from esper.simic.proof.episodes import Maker
 from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
 from esper.tamiyo.features import schema
 from esper.tamiyo.heuristic import Heuristic

@@ -22,7 +22,7 @@ import torch
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep, allowed, check_number, stream_seed
 from esper.leyline.files import write_atomic
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.proof.play import TRAINING, play
+from esper.simic.proof.episodes import TRAINING, play
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.policy import map_tensors
 from esper.tamiyo.scripted import Memoryless, as_step
@@ -110,11 +110,12 @@ def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int =
     for name, value in (("candidates", candidates), ("budget_env_steps", budget_env_steps)):
         check_number("search", name, value, low=1, integer=True)
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
-    search, share = _Search(task, root_seed, population or task.population), budget_env_steps // max(len(chances), 1)
-    quarter = -(-len(plans) // KEEP)
-    if (short := max(1.0, search.least(len(plans)) / budget_env_steps, bool(chances) * search.least(quarter) / share)) > 1:
+    search, quarter = _Search(task, root_seed, population or task.population), -(-len(plans) // KEEP)
+    least = max(search.least(len(plans)), len(chances) * search.least(quarter))
+    if budget_env_steps < least:
         raise EsperError(f"search: {budget_env_steps} env-steps are too few for {len(plans)} schedules of {task.episode_length} "
-                         f"epochs; allowed: {math.ceil(short * budget_env_steps)} or more")
+                         f"epochs; allowed: {least} or more")
+    share = budget_env_steps // max(len(chances), 1)
     best, by_pattern = search.halve(plans, budget_env_steps, chances, track("search", budget_env_steps)), {}
     for pattern in chances:
         alone = {pattern: 1.0}

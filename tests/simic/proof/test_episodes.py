@@ -10,7 +10,7 @@ from esper.leyline import EsperError, SeedStage
 from esper.runtime.data import load_dataset
 from esper.runtime.tasks import draw_condition, get_task_spec
 from esper.simic.proof import FlopMeter, play
-from esper.simic.proof.play import HELD_OUT, TRAINING, finish_round, open_env, parse_task
+from esper.simic.proof.episodes import HELD_OUT, TRAINING, finish_round, open_env, parse_task
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
 from simic.proof.worlds import IMPAIRED, SHIFT

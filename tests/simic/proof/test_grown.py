@@ -1,0 +1,91 @@
+"""One network grown and kept: what was printed, what is stored, what runs without Esper."""
+from __future__ import annotations
+
+import shutil
+import zipfile
+
+import orjson
+import pytest
+import torch
+
+from esper.kasmina import load_network
+from esper.leyline import EsperError, StructureError
+from esper.runtime.data import load_dataset
+from esper.simic.proof import play
+from esper.simic.proof.episodes import parse_task
+from esper.simic.proof.grown import PLAIN, RECORD, evaluate, grow
+from esper.simic.proof.policies import simple_makers
+from simic.proof.worlds import SHIFT, policy_file
+
+TASK = "digits_impaired:episode_length=12,steps_per_epoch=6,val_size=64"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("grown")
+    return directory, grow(parse_task(TASK), "heuristic", directory, seed=3)
+
+
+def test_it_grew_and_was_kept(kept):
+    directory, played = kept
+    assert played.fossils
+    assert {path.name for path in directory.iterdir()} == {"structure.json", "weights.safetensors", PLAIN, RECORD}
+    model, _ = load_network(directory)
+    assert model.population == 1
+    assert model.total_params() == played.outcome.host_params + played.outcome.added_params
+    record = orjson.loads((directory / RECORD).read_bytes())
+    assert (record["task"], record["policy"], record["root_seed"]) == (TASK, "heuristic", 3)
+    assert record["test_accuracy"] == played.test_accuracy
+
+
+def test_evaluation_equals_the_episodes_own(kept):
+    directory, played = kept
+    record, accuracy = evaluate(directory)
+    assert accuracy == played.test_accuracy == record["test_accuracy"]
+    assert accuracy > 15.0
+
+
+def test_the_plain_module_is_the_same_network(kept):
+    directory, played = kept
+    module = torch.export.load(directory / PLAIN).module()
+    data = load_dataset("digits")
+    images = (data.test_x.float() / data.scale - data.mean[0]) / data.std[0]
+    with torch.no_grad():
+        hits = module(images).argmax(-1) == data.test_y
+    assert 100 * hits.double().mean().item() == pytest.approx(played.test_accuracy, abs=1e-9)
+    with zipfile.ZipFile(directory / PLAIN) as archive:
+        weights = [entry for entry in archive.namelist() if "/weights/" in entry and not entry.endswith("json")]
+        assert weights
+        assert not any(archive.read(entry).startswith((b"PK", b"\x80")) for entry in weights), "raw bytes, not pickles"
+
+
+def test_it_is_the_episode_that_the_policy_plays(kept):
+    _, played = kept
+    assert [played] == play(parse_task(TASK), simple_makers(3)["heuristic"], root_seed=3, seeds=[0], population=1)
+
+
+def test_policies_of_every_kind(tmp_path):
+    task = parse_task("digits_shift:episode_length=2,steps_per_epoch=1,val_size=24,batch_size=8")
+    names = ["wait", "random", policy_file(tmp_path / "p.safetensors")]
+    for i, name in enumerate(names):
+        played = grow(task, name, tmp_path / str(i))
+        assert evaluate(tmp_path / str(i))[1] == played.test_accuracy
+        assert name != "wait" or not played.decisions
+    with pytest.raises(EsperError, match="'nobody' is neither a file"):
+        grow(parse_task(SHIFT), "nobody", tmp_path / "none")
+
+
+def test_directories_that_hold_no_network(kept, tmp_path):
+    with pytest.raises(EsperError, match="holds no grown network"):
+        evaluate(tmp_path)
+    shutil.copytree(kept[0], tmp_path / "copy")
+    record = tmp_path / "copy" / RECORD
+    whole = record.read_bytes()
+    for damage in (b"{", b"{}", b"[]"):
+        record.write_bytes(damage)
+        with pytest.raises(EsperError, match="damaged"):
+            evaluate(tmp_path / "copy")
+    record.write_bytes(whole)
+    (tmp_path / "copy" / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(StructureError, match="damaged"):
+        evaluate(tmp_path / "copy")

@@ -1,0 +1,113 @@
+"""Policies by name and file, and how a learned one acts in a comparison."""
+from __future__ import annotations
+
+import orjson
+import pytest
+import torch
+
+from esper.leyline import EsperError, StructureError
+from esper.simic.proof import load_policy, play, policies, ship_policy
+from esper.simic.proof.episodes import HELD_OUT, parse_task
+from esper.simic.proof.policies import Acting, shipped_policies, simple_makers
+from esper.tamiyo import RecurrentPolicy
+from esper.tamiyo.policy import read_archive
+from run_helpers import train
+from simic.proof.worlds import SHIFT, policy, policy_file
+
+
+def same(one: RecurrentPolicy, other: RecurrentPolicy) -> bool:
+    ours, theirs = one.network.state_dict(), other.network.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_file_gives_back_its_policy(tmp_path):
+    assert same(load_policy(policy_file(tmp_path / "p.safetensors")), policy())
+    assert not same(load_policy(policy_file(tmp_path / "q.safetensors", seed=1)), policy())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "r"
+    agent, _ = train(path, rounds=1)
+    return path, agent
+
+
+def test_a_checkpoint_gives_its_policy(run):
+    path, agent = run
+    assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
+
+
+def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
+    path, agent = run
+    weights = ship_policy(path / "checkpoints" / "best.safetensors", "small", tmp_path)
+    origin = orjson.loads((tmp_path / "small.json").read_bytes())
+    assert origin["seed"] == origin["config"]["seed"] == 42
+    assert origin["config"]["task"] == "digits_impaired"
+    assert {"command", "commit", "dirty", "versions", "checkpoint"} <= set(origin)
+    assert read_archive(weights, kind="policy")[1]["kind"] == "policy"
+    monkeypatch.setattr(policies, "SHIPPED", tmp_path)
+    assert shipped_policies() == ["small"]
+    assert same(load_policy("small"), agent.policy)
+    with pytest.raises(EsperError, match=r"'large'.*allowed: small"):
+        load_policy("large")
+
+
+def test_every_policy_that_ships_loads_and_says_where_it_came_from():
+    for name in shipped_policies():
+        load_policy(name)
+        assert orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())["commit"]
+
+
+def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
+    other = policy()
+    other.feature_schema = "0123"
+    other.save(tmp_path / "p.safetensors")
+    with pytest.raises(StructureError, match=r"p\.safetensors: features is '0123'"):
+        load_policy(tmp_path / "p.safetensors")
+
+
+def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
+    train(tmp_path / "r", rounds=1, policy="wait")
+    with pytest.raises(EsperError, match="did not learn"):
+        load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
+
+
+# -- acting ----------------------------------------------------------------------------------------------------------------------
+
+
+def decisions(**options):
+    task, root = parse_task(SHIFT), options.pop("root_seed", HELD_OUT)
+    return [p.decisions for p in play(task, lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
+                                      root_seed=HELD_OUT, seeds=range(4))]
+
+
+def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
+    assert decisions() == decisions()
+    assert decisions() != decisions(root_seed=7)
+    assert decisions(deterministic=True) == decisions(deterministic=True, root_seed=7) != decisions()
+
+
+def test_shuffled_observations_change_what_is_done():
+    assert decisions(shuffled=True) != decisions()
+    with pytest.raises(EsperError, match="single env"):
+        Acting(policy(), [0], 8, root_seed=0, shuffled=True)
+
+
+def test_each_env_sees_its_neighbour():
+    """Under shuffling, env i is shown the observation of env i − 1, and the policy answers as it would to that."""
+    shown = []
+
+    class Mirror(RecurrentPolicy):
+        def act(self, obs, hidden, masks, **options):
+            shown.append(obs.base)
+            return super().act(obs, hidden, masks, **options)
+
+    task = parse_task(SHIFT)
+    for shuffled in (False, True):
+        play(task, lambda envs, s=shuffled: Acting(Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s),
+             root_seed=HELD_OUT, seeds=range(4))
+    assert torch.equal(shown[8], shown[0][[3, 0, 1, 2]])
+
+
+def test_names_without_a_file():
+    assert set(simple_makers(0)) == {"static", "random", "heuristic"}
