@@ -24,10 +24,10 @@ def train(directory: Path | None = None, **changes: Any):
 
 
 def timeless(value: Any) -> Any:
-    """An event without its wall-clock fields."""
+    """An event without its wall-clock fields; NaN as a word, because it equals nothing."""
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k not in WALL_CLOCK and not k.endswith("_seconds")}
-    return value
+    return "NaN" if isinstance(value, float) and value != value else value
 
 
 def story(directory: Path) -> list[dict[str, Any]]:

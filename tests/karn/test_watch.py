@@ -88,9 +88,9 @@ def test_it_follows_a_run_that_goes_on(write_run: Write) -> None:
         await sees(app, pilot, "cut off")
         (path / "run.json").rename(path / "gone")
         (path / "events.jsonl").touch()
-        await sees(app, pilot, "not a run directory")
+        await sees(app, pilot, "is not a run")
         (path / "gone").rename(path / "run.json")
-        await sees(app, pilot, "0.432", without="not a run directory")
+        await sees(app, pilot, "0.432", without="is not a run")
 
     drive(path, (100, 30), script)
 
