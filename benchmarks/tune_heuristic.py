@@ -1,6 +1,6 @@
 """Thresholds for the heuristic: a search on training envs, the choice judged on others.
 
-`python -m benchmarks.tune_heuristic`: a few thought-out candidates and many random ones play the same envs of each task; then,
+`python -m benchmarks.tune_heuristic`: a few thought-out candidates and as many random ones play the same envs of each task; then,
 task by task, variants of the best do, twice. The best of each task, and the best over all tasks, play more envs; what then
 leads is judged on fresh ones beside a network that never grows. Gains are points of J over that network; over all tasks each
 counts as a share of the largest gain seen in it.
@@ -98,7 +98,7 @@ def screen(tasks: Sequence[str], *, candidates: int, children: int, envs: int) -
     found: dict[str, Gains] = {}
     for task in tasks:
         # Drawn conditions differ more than anything else does.
-        count = envs * (1 if get_task_spec(task).conditions is None else 3)
+        count = envs * (1 if get_task_spec(task).conditions is None else 2)
         table = measure(task, [None, *pool], SCREEN, count)
         for _ in range(2):
             table |= measure(task, variants(best(gains(table), 3), children, rng), SCREEN, count)
@@ -117,11 +117,11 @@ def changes(config: HeuristicConfig) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
-    parser.add_argument("--candidates", type=int, default=20, help="that meet all tasks")
-    parser.add_argument("--children", type=int, default=10, help="variants of the best in each task, twice")
-    parser.add_argument("--screen", type=int, default=16, help="envs that they meet; three times as many with conditions")
-    parser.add_argument("--keep", type=int, default=4, help="finalists of each task, and over all tasks")
-    parser.add_argument("--narrow", type=int, default=48, help="envs that the finalists meet")
+    parser.add_argument("--candidates", type=int, default=10, help="that meet all tasks")
+    parser.add_argument("--children", type=int, default=5, help="variants of the best in each task, twice")
+    parser.add_argument("--screen", type=int, default=16, help="envs that they meet; twice as many with conditions")
+    parser.add_argument("--keep", type=int, default=3, help="finalists of each task, and over all tasks")
+    parser.add_argument("--narrow", type=int, default=32, help="envs that the finalists meet")
     parser.add_argument("--judge", type=int, default=64, help="fresh envs that judge")
     parser.add_argument("--out", type=Path, default=Path("tune_heuristic.json"))
     options = parser.parse_args()

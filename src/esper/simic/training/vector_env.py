@@ -115,7 +115,7 @@ class VectorEnv:
     def begin_round(self, episode: int) -> None:
         """Fresh networks in every env; all play the same episode number, each on its own streams."""
         self.episode = episode
-        envs = [env.env_idx for env in self.envs]
+        envs = [env.env_idx for group in self.groups for env in group.envs]  # as the batches count them
         self.train.begin_episode(episode, **self.task.data_conditions(self.rules.root_seed, episode, envs))
         for group in self.groups:
             reset_group(group, self.task, root_seed=self.rules.root_seed, first_episode=episode)
