@@ -103,8 +103,8 @@ def screen(tasks: Sequence[str], *, candidates: int, children: int, envs: int) -
         for _ in range(2):
             table |= measure(task, variants(best(gains(table), 3), children, rng), SCREEN, count)
         found[task] = gains(table)
-        print(f"{task}: best gain {max(found[task].values()):.1f}, median {statistics.median(found[task].values()):.1f}",
-              flush=True)
+        for config in best(found[task], 3):
+            print(f"{task}: {found[task][config]:.1f} with {changes(config)}", flush=True)
     return found
 
 
