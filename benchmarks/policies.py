@@ -41,7 +41,7 @@ def makers(task: TaskSpec) -> dict[str, Maker]:
     return {
         "never grow": lambda _: AlwaysWait(),
         "random": lambda envs: RandomValid(0, envs),
-        "fixed schedule": lambda envs: FixedSchedule(schedule(task, SCHEDULES[task.name]), len(envs)),
+        "fixed schedule": lambda envs: FixedSchedule([schedule(task, SCHEDULES[task.name])] * len(envs)),
         "heuristic": lambda envs: Heuristic(None, len(envs)),
     }
 

@@ -19,7 +19,7 @@ def test_a_schedule_comes_to_the_same_in_the_environment(name) -> None:
     plan = tuple(decision_value.Planting(p.epoch, task.slots[p.slot], p.blueprint) for p in plantings)
     assert decision_value.name(plan) == text
     found = decision_value.run(task, split_of(task.dataset, task.val_size), [(plan, env) for env in range(5, 9)])
-    played = play(make_env(task, range(5, 9)), FixedSchedule(plantings, 4))
+    played = play(make_env(task, range(5, 9)), FixedSchedule([plantings] * 4))
     for env, outcome in zip(range(5, 9), played, strict=True):
         assert outcome.fossilized == 2
         assert found[plan, env].value == outcome.objective

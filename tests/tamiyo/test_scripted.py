@@ -54,7 +54,7 @@ def test_random_is_legal_varied_and_independent_of_the_number_of_envs() -> None:
 
 
 def test_a_schedule_is_kept_one_action_at_a_time() -> None:
-    env, actions = play(FixedSchedule(SCHEDULE, 3), 3, epochs=16)
+    env, actions = play(FixedSchedule([SCHEDULE] * 3), 3, epochs=16)
     planted = [(t + 1, int(a[0]), int(a[1])) for t, a in enumerate(actions[1]) if a[-1] == OP_GERMINATE]
     light, small = BLUEPRINT_ID_TO_INDEX["conv_light"], BLUEPRINT_ID_TO_INDEX["conv_small"]
     # Two are due in epoch 2: the second waits an epoch, the third keeps its own.
@@ -67,4 +67,4 @@ def test_a_schedule_is_kept_one_action_at_a_time() -> None:
     (Planting(1, 0, "conv_huge"), BlueprintError), (Planting(0, 0, "norm"), EsperError), (Planting(1, -1, "norm"), EsperError)])
 def test_bad_schedules(bad, error) -> None:
     with pytest.raises(error, match="schedule"):
-        FixedSchedule([bad], 1)
+        FixedSchedule([[bad]])

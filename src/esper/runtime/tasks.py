@@ -254,7 +254,7 @@ def _variant(base: TaskSpec, name: str, *, host: Mapping[str, Any] | None = None
 _DIGITS = TaskSpec(
     name="digits_baseline", host={"kind": "cnn", "blocks": 2, "base": 3, "channels": 1, "size": 8},
     slots=("r0c0", "r0c1", "r1c0"), dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24,
-    population=16, optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4), lr_decay=True,
+    population=64, optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4), lr_decay=True,
     pacing=Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
                   auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3})),
     gates=GateConfig(permissive=True), objective=ObjectiveConfig(size_price=0.05, waste_price=0.02),

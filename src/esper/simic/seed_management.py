@@ -57,7 +57,7 @@ def aggregate_ppo_metrics(update_metrics: list[PPOUpdateMetrics]) -> PPOUpdateMe
 
 
 def run_ppo_updates(agent: PPOAgent, ppo_updates_per_batch: int, raw_states: Sequence[npt.ArrayLike | Tensor],
-                    obs_normalizer: RunningMeanStd | None, use_amp: bool) -> PPOUpdateMetrics:
+                    obs_normalizer: RunningMeanStd | None, use_amp: bool, *, imitate: bool = False) -> PPOUpdateMetrics:
     """Learn from the stored rollout, so many times, then empty it. Features are normalised by their table; a normaliser that
     is given nonetheless takes in `raw_states` (batches [N, …]) afterwards."""
     check_number("run_ppo_updates", "ppo_updates_per_batch", ppo_updates_per_batch, low=1, integer=True)
@@ -68,7 +68,7 @@ def run_ppo_updates(agent: PPOAgent, ppo_updates_per_batch: int, raw_states: Seq
     updates = []
     for _ in range(ppo_updates_per_batch):
         agent.buffer.length = steps  # an update ends by emptying the buffer; the rows are still there
-        updates.append(agent.update())
+        updates.append(agent.update(imitate=imitate))
     if obs_normalizer is not None:
         for states in raw_states:
             obs_normalizer.update(states)

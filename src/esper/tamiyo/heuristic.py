@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,12 @@ class Heuristic(Memoryless):
     def begin(self, envs: int) -> None:
         """A new episode."""
         self._pruned: list[set[str]] = [set() for _ in range(envs)]
+
+    def state(self) -> dict[str, Any]:
+        return {"pruned": [sorted(names) for names in self._pruned]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._pruned = [set(names) for names in state["pruned"]]
 
     def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
         if len(masks.op) != len(self._pruned):

@@ -226,9 +226,10 @@ class ActionDistribution:
         """[..., 8]: each head's share of the joint entropy by the chain rule; the sum is H(π).
 
         Σ_op π(op) Σ_slot π(slot | op) H(parameter | op, slot) is exact up to EXACT_ENTROPY_SLOTS slots; above, each
-        parameter's share is its entropy at the op and slot of `actions`.
+        parameter's share is its entropy at the op and slot of `actions`. Gradients reach each factor through its own entropy
+        alone: that an op has many parameters to be unsure of is no reason to choose it.
         """
-        op_probs = self.op_log_probs.exp()
+        op_probs = self.op_log_probs.exp().detach()
         slot = (op_probs * self._network.relevance[:, SLOT] * categorical_entropy(self.slot_log_probs)).sum(-1)
         if self.slot_log_probs.shape[-1] > EXACT_ENTROPY_SLOTS:
             of_block = _summand(self._parameters_at(actions[..., SLOT])) @ self._layout.in_block  # [..., blocks]
@@ -236,7 +237,7 @@ class ActionDistribution:
         else:
             entries = self._parameters(self._features.context.unsqueeze(-2), self._features.slots, self._mask.unsqueeze(-2),
                                        self._count.unsqueeze(-2), self._epsilon.unsqueeze(-2))  # [..., S, entries]
-            reach = op_probs.unsqueeze(-1) * self.slot_log_probs.exp()  # [..., 6, S]
+            reach = op_probs.unsqueeze(-1) * self.slot_log_probs.exp().detach()  # [..., 6, S]
             of_block = (_summand(entries) @ self._layout.in_block).transpose(-1, -2)  # [..., blocks, S]
             parameters = (reach[..., self._layout.block_op, :] * of_block).sum(-1) @ self._layout.block_head
         return torch.cat([slot.unsqueeze(-1), parameters, categorical_entropy(self.op_log_probs).unsqueeze(-1)], dim=-1)
@@ -283,13 +284,15 @@ class RecurrentPolicy:
 
     @torch.no_grad()
     def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, deterministic: bool = False,
-            uniforms: Tensor | None = None, epsilon: float = 0.0, reset: Tensor | None = None) -> PolicyStep:
+            uniforms: Tensor | None = None, epsilon: float = 0.0, reset: Tensor | None = None,
+            given: Tensor | None = None) -> PolicyStep:
         """One decision for each env: sampled with `uniforms` [E, 8], or each factor's mode if `deterministic`.
 
-        `reset` [E] zeroes an env's hidden state first; hidden None means fresh memories.
+        `reset` [E] zeroes an env's hidden state first; hidden None means fresh memories. `given` [E, 8] are actions that
+        somebody else has chosen: the step then says what this policy thinks of them.
         """
         envs = obs.base.shape[0]
-        if deterministic:
+        if deterministic or given is not None:
             uniforms = None
         elif uniforms is None or uniforms.shape != (envs, NUM_HEADS):
             got = "none" if uniforms is None else tuple(uniforms.shape)
@@ -299,7 +302,12 @@ class RecurrentPolicy:
         distribution, value, (h, c) = self.distribution(
             map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, map_tensors(masks, lambda m: m[rows].unsqueeze(1)),
             reset=reset, epsilon=torch.full(reset.shape, epsilon, device=self.device))
-        actions, head_log_probs = distribution.sample(None if uniforms is None else uniforms.to(self.device)[rows].unsqueeze(1))
+        if given is None:
+            drawn = None if uniforms is None else uniforms.to(self.device)[rows].unsqueeze(1)
+            actions, head_log_probs = distribution.sample(drawn)
+        else:
+            actions = given.to(self.device)[rows].unsqueeze(1)
+            head_log_probs = distribution.log_probs(actions)
         head_log_probs, value = head_log_probs[:envs, 0], self.network.denormalize(value[:envs, 0])
         log_prob = head_log_probs.sum(-1)
         if not (finite := log_prob.isfinite() & value.isfinite()).all():

@@ -111,21 +111,32 @@ class FixedSchedule(Memoryless):
     """Plants on schedule, then advances and fossilizes as soon as the gates open. One action per epoch: what is due and
     cannot be done now is done in the next epoch in which it can."""
 
-    def __init__(self, plantings: Sequence[Planting], envs: int, *, style: GerminationStyle = GerminationStyle.SIGMOID_ADD,
+    def __init__(self, schedules: Sequence[Sequence[Planting]], *, style: GerminationStyle = GerminationStyle.SIGMOID_ADD,
                  tempo: TempoAction = TempoAction.FAST) -> None:
-        for planting in plantings:
+        """One schedule for each env."""
+        for planting in (p for schedule in schedules for p in schedule):
             if planting.blueprint not in BLUEPRINT_ID_TO_INDEX:
                 raise BlueprintError(f"schedule: blueprint {planting.blueprint!r} is unknown; {allowed(BLUEPRINT_ID_TO_INDEX)}")
             if planting.epoch < 1 or planting.slot < 0:
                 raise EsperError(f"schedule: {planting} has an epoch below 1 or a slot below 0")
-        self.plantings = tuple(sorted(plantings, key=lambda p: (p.epoch, p.slot)))
+        self.schedules = tuple(tuple(sorted(schedule, key=lambda p: (p.epoch, p.slot))) for schedule in schedules)
         self.style, self.tempo = style, tempo
-        self.begin(envs)
+        self.begin(len(self.schedules))
 
     def begin(self, envs: int) -> None:
         """A new episode."""
+        if envs != len(self.schedules):
+            raise EsperError(f"{envs} envs, this policy was made for {len(self.schedules)}")
         self._epoch = 0
-        self._open: list[list[Planting]] = [list(self.plantings) for _ in range(envs)]
+        self._open = [list(schedule) for schedule in self.schedules]
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "open": [[schedule.index(p) for p in pending]
+                                               for schedule, pending in zip(self.schedules, self._open, strict=True)]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["epoch"]
+        self._open = [[schedule[i] for i in pending] for schedule, pending in zip(self.schedules, state["open"], strict=True)]
 
     def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
         self._epoch += 1
@@ -143,4 +154,3 @@ class FixedSchedule(Memoryless):
                     actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([int(legal[env, op].argmax()), op])
                     break
         return as_step(actions)
-

@@ -11,7 +11,7 @@ import torch
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.runtime.tasks import draw_condition, get_task_spec
 from esper.simic.proof import play
-from esper.simic.proof.cohorts import LOOK, Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
+from esper.simic.proof.cohorts import Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
 from esper.simic.proof.episodes import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
 from esper.tamiyo import AlwaysWait, Planting
 from simic.proof.worlds import IMPAIRED, SHIFT
@@ -96,9 +96,8 @@ def plantings(played) -> list[tuple[int, str, str]]:
     return [(d.epoch, d.slot, d.blueprint) for d in played.decisions if d.op == LifecycleOp.GERMINATE.name]
 
 
-def expected(pattern, task, *, late: int = 0) -> list[tuple[int, str, str]]:
-    found = BY_PATTERN[pattern]
-    return [(max(p.epoch, late + i), task.slots[p.slot], p.blueprint) for i, p in enumerate(found)]
+def expected(pattern, task) -> list[tuple[int, str, str]]:
+    return [(p.epoch, task.slots[p.slot], p.blueprint) for p in BY_PATTERN[pattern]]
 
 
 def test_the_oracle_follows_what_each_seed_has_drawn():
@@ -110,7 +109,7 @@ def test_the_oracle_follows_what_each_seed_has_drawn():
         assert plantings(one) == expected(pattern, task)
 
 
-def test_the_probe_waits_looks_and_catches_up():
+def test_the_probe_looks_and_follows_what_it_sees():
     task = parse_task(SHIFT)
     probe = fit_probe(task, 24)
     shown = {}
@@ -124,7 +123,7 @@ def test_the_probe_waits_looks_and_catches_up():
     played = play(task, lambda envs: Probing(spying, BY_PATTERN), root_seed=HELD_OUT, seeds=range(8))
     assert len(set(shown["patterns"])) > 1
     for one, pattern in zip(played, shown["patterns"], strict=True):
-        assert plantings(one) == expected(pattern, task, late=LOOK)
+        assert plantings(one) == expected(pattern, task)
 
 
 def test_the_probe_is_the_ridge_solution():
@@ -139,12 +138,10 @@ def test_the_probe_is_the_ridge_solution():
         def decide(observation, env=env, policy=policy):
             from esper.simic.training.batch_ops import batch_signals_to_features
             obs = batch_signals_to_features(observation.signals, observation.table, env.envs, "cpu")
-            if observation.epoch == LOOK:
-                seen.append(flat(obs))
+            seen.append(flat(obs))
             return policy.act(obs, None, observation.masks).actions.tolist()
 
-        for epoch in range(1, LOOK + 1):
-            env.step(epoch, decide)
+        env.step(1, decide)
     features = np.concatenate(seen)
     x = np.hstack([(features - features.mean(0)) / (features.std(0) + 1e-6), np.ones((16, 1))])
     y = np.array([[1.0 if c else -1.0 for c in draw_condition(task, TRAINING, 0, seed).crippled] for seed in range(16)])

@@ -13,8 +13,8 @@ from esper.simic.proof import play, prove
 from esper.simic.proof.compare import MEASURES, ProofConfig, growth_by_condition
 from esper.simic.proof.episodes import HELD_OUT, parse_task
 from esper.simic.proof.policies import simple_makers
-from esper.simic.proof.search import Found, PerEnv, Schedules
-from esper.tamiyo import Planting
+from esper.simic.proof.search import Found, Schedules
+from esper.tamiyo import FixedSchedule, Planting
 from simic.proof.worlds import IMPAIRED, SHIFT, policy
 
 SEEDS, POLICIES = 8, {"one": 0, "two": 1}
@@ -102,7 +102,7 @@ def test_growth_rates_differ_where_growth_follows_the_condition():
     """The oracle plants only where blocks are crippled; told as if it were learned, its table says so."""
     task = parse_task(SHIFT.replace("episode_length=8", "episode_length=12"))
     follow = {True: (Planting(1, 0, "norm"),), False: ()}
-    played = play(task, lambda envs: PerEnv([follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]),
+    played = play(task, lambda envs: FixedSchedule([follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]),
                   root_seed=HELD_OUT, seeds=range(16))
     first = growth_by_condition(task, [played])[0]
     assert (first["slot"], first["crippled"].value, first["healthy"].value, first["difference"].low) == ("r0c0", 1.0, 0.0, 1.0)

@@ -18,7 +18,7 @@ from simic.proof.worlds import IMPAIRED, SHIFT
 MAKERS = {
     "wait": lambda envs: AlwaysWait(),
     "random": lambda envs: RandomValid(0, envs),
-    "schedule": lambda envs: FixedSchedule([Planting(1, 0, "conv_light"), Planting(2, 1, "norm")], len(envs)),
+    "schedule": lambda envs: FixedSchedule([[Planting(1, 0, "conv_light"), Planting(2, 1, "norm")]] * len(envs)),
 }
 
 
@@ -92,7 +92,7 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
     task = parse_task(IMPAIRED.replace("episode_length=8", "episode_length=12"))
     env = open_env(task, [0, 1], root_seed=HELD_OUT, rows=8)
     env.begin_round(0)
-    policy = FixedSchedule([Planting(1, 0, "conv_light"), Planting(10, 1, "conv_light")], 2)
+    policy = FixedSchedule([[Planting(1, 0, "conv_light"), Planting(10, 1, "conv_light")]] * 2)
     played = finish_round(env, task, policy, FlopMeter(task))
     data = load_dataset("digits")
     images = (data.test_x.float() / data.scale - data.mean[0]) / data.std[0]

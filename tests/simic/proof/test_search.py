@@ -10,8 +10,8 @@ from esper.leyline import EsperError, ObjectiveConfig
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof import play, search_schedules
 from esper.simic.proof.episodes import TRAINING, parse_task
-from esper.simic.proof.search import PerEnv, draw_schedules, load_schedules, patterns, save_schedules
-from esper.tamiyo import Planting
+from esper.simic.proof.search import draw_schedules, load_schedules, patterns, save_schedules
+from esper.tamiyo import FixedSchedule, Planting
 from simic.proof.worlds import IMPAIRED
 
 SIZES = "episode_length=3,steps_per_epoch=1,val_size=24,batch_size=8"
@@ -22,7 +22,7 @@ FEW = {"candidates": 4, "population": 8}
 def test_every_env_follows_its_own_schedule():
     task = parse_task(IMPAIRED)
     plans = [(), (Planting(1, 0, "norm"),), (Planting(2, 1, "conv_light"), Planting(3, 2, "depthwise"))]
-    played = play(task, lambda envs: PerEnv([plans[env] for env in envs]), root_seed=0, seeds=range(3))
+    played = play(task, lambda envs: FixedSchedule([plans[env] for env in envs]), root_seed=0, seeds=range(3))
     for plan, one in zip(plans, played, strict=True):
         assert [(d.epoch, d.slot, d.blueprint) for d in one.decisions if d.op == "GERMINATE"] == [
             (p.epoch, task.slots[p.slot], p.blueprint) for p in plan]
@@ -82,7 +82,7 @@ def test_it_finds_that_growth_does_not_pay_where_it_cannot():
     found = search_schedules(task, 150, **FEW)
     assert [found.best.schedule, *(one.schedule for one in found.by_pattern.values())] == [()] * 5
     assert found.best.gain == 0.0
-    static = play(task, lambda envs: PerEnv([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
+    static = play(task, lambda envs: FixedSchedule([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
     values = {one.outcome.objective for one in static}
     assert min(values) <= found.best.objective <= max(values)
 

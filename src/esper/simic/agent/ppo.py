@@ -77,18 +77,18 @@ class PPOAgent:
         self.buffer.begin(hidden)
 
     def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, uniforms: Tensor | None = None,
-            deterministic: bool = False, reset: Tensor | None = None) -> PolicyStep:
+            deterministic: bool = False, reset: Tensor | None = None, given: Tensor | None = None) -> PolicyStep:
         """As RecurrentPolicy.act, at the exploration rate of the schedule."""
         return self.policy.act(obs, hidden, masks, uniforms=uniforms, deterministic=deterministic, reset=reset,
-                               epsilon=self.epsilon)
+                               epsilon=self.epsilon, given=given)
 
     def record(self, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep, *, reward: Tensor, terminal: Tensor,
                reset: Tensor, valid: Tensor | None = None) -> None:
         """Store a sampled step with what came of it; see RolloutBuffer.add."""
         self.buffer.add(obs, masks, step, reward=reward, terminal=terminal, reset=reset, epsilon=self.epsilon, valid=valid)
 
-    def update(self) -> PPOUpdateMetrics:
-        """Learn from the stored rollout and empty the buffer."""
+    def update(self, *, imitate: bool = False) -> PPOUpdateMetrics:
+        """Learn from the stored rollout and empty the buffer; `imitate`: to do what was done in it, whatever came of it."""
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         self.popart.update(returns[batch.valid])
@@ -98,7 +98,7 @@ class PPOAgent:
             group["lr"] = self.learning_rate
         loop = optimize(self.policy, self.optimizer, batch, advantages=normalized_advantages,
                         normalized_returns=self.popart.normalize(returns), config=self.config, entropy_coef=self.entropy_coef,
-                        seed=stream_seed(self.seed, "policy", self.updates),
+                        seed=stream_seed(self.seed, "policy", self.updates), imitate=imitate,
                         skip_budget=MAX_SKIPPED_STEPS - self.skipped_steps)
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)

@@ -158,10 +158,11 @@ def _by_head(name: str, x: Tensor, where: Tensor) -> dict[str, Tensor]:
 
 
 def minibatch_loss(seen: PolicyEvaluation, mb: RolloutBatch, advantages: Tensor, normalized_returns: Tensor, *,
-                   config: PPOConfig, entropy_coef: float) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss to descend, and what to report about it."""
-    logratio = seen.log_prob - mb.behaviour_log_prob
-    pg_loss = policy_loss(logratio, advantages, mb.choice, clip=config.clip)
+                   config: PPOConfig, entropy_coef: float, imitate: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss to descend, and what to report about it. To imitate is to maximise likelihood, which takes no ratio."""
+    logratio = torch.zeros_like(seen.log_prob) if imitate else seen.log_prob - mb.behaviour_log_prob
+    pg_loss = (-masked_mean(seen.log_prob, mb.choice) if imitate
+               else policy_loss(logratio, advantages, mb.choice, clip=config.clip))
     v_loss = value_loss(seen.normalized_value, normalized_returns, mb.valid)
     entropy = masked_mean(seen.entropy, mb.choice)
     with torch.no_grad():
@@ -178,7 +179,8 @@ def minibatch_loss(seen: PolicyEvaluation, mb: RolloutBatch, advantages: Tensor,
 
 
 def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: RolloutBatch, *, advantages: Tensor,
-             normalized_returns: Tensor, config: PPOConfig, entropy_coef: float, seed: int, skip_budget: int) -> LoopResult:
+             normalized_returns: Tensor, config: PPOConfig, entropy_coef: float, seed: int, skip_budget: int,
+             imitate: bool = False) -> LoopResult:
     """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
     A minibatch whose loss or gradient norm is not finite is skipped; `skip_budget` of them raise. A step after which the next
@@ -199,7 +201,7 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon)
             loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
-                                            entropy_coef=entropy_coef)
+                                            entropy_coef=entropy_coef, imitate=imitate)
         if steps and config.target_kl is not None and measured["approx_kl"].item() > 1.5 * config.target_kl:
             for parameter, saved in zip(parameters, before_step, strict=True):
                 parameter.data.copy_(saved)

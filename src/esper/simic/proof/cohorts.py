@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from esper.leyline import (
     AlphaAlgorithm,
     EsperError,
     PolicyObservation,
+    PolicyProtocol,
     PolicyStep,
     SeedStage,
     objective,
@@ -23,15 +25,13 @@ from esper.leyline import (
 )
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.proof.episodes import TRAINING, Fossil, Maker, Played, populations
-from esper.simic.proof.search import Pattern, PerEnv, Schedule
+from esper.simic.proof.search import Pattern, Schedule, Schedules
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.vector_env import VectorEnv
-from esper.tamiyo import Planting
-from esper.tamiyo.scripted import Memoryless, as_step, waiting
+from esper.tamiyo import FixedSchedule
+from esper.tamiyo.scripted import Memoryless
 
 Array = npt.NDArray[np.float64]
-LOOK = 3
-"""The epoch at which the probe looks: early, and late enough for the sensors to tell."""
 RIDGE = 10.0
 
 
@@ -78,7 +78,7 @@ def priced(played: Played, task: TaskSpec) -> Played:
 
 def oracle(task: TaskSpec, by_pattern: Mapping[Pattern, Schedule], root_seed: int) -> Maker:
     """Follows the schedule for the pattern that each seed has drawn."""
-    return lambda envs: PerEnv([by_pattern[draw_condition(task, root_seed, 0, env).crippled] for env in envs])
+    return lambda envs: FixedSchedule([by_pattern[draw_condition(task, root_seed, 0, env).crippled] for env in envs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,15 @@ def flat(obs: PolicyObservation) -> Array:
 
 
 def fit_probe(task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance: Callable[[int], None] = lambda _: None) -> Probe:
-    """Ridge regression on the observations of networks that have not grown, on training seeds."""
+    """Ridge regression on what is observed after the first epoch, on training seeds."""
     seen = []
     for env in populations(task, range(seeds), root_seed=root_seed):
         env.begin_round(0)
-        for epoch in range(1, LOOK + 1):
-            env.train_epoch(epoch)
-            env.validate(epoch)
-            sensed = env.sense(epoch)
-            if epoch == LOOK:
-                seen.append(flat(batch_signals_to_features(sensed.signals, sensed.table, env.envs, "cpu")))
-            env.act(sensed, waiting(len(env.envs)).tolist())
-            advance(len(env.envs))
+        env.train_epoch(1)
+        env.validate(1)
+        sensed = env.sense(1)
+        seen.append(flat(batch_signals_to_features(sensed.signals, sensed.table, env.envs, "cpu")))
+        advance(len(env.envs))
     features = np.concatenate(seen)
     mean, scale = features.mean(0), features.std(0) + 1e-6
     x = np.concatenate([(features - mean) / scale, np.ones((len(features), 1))], 1)
@@ -121,17 +118,34 @@ def fit_probe(task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance:
 
 
 class Probing(Memoryless):
-    """Waits until it can look, then follows the schedule of the pattern that it sees; what was due by then comes at once."""
+    """Looks after the first epoch, then follows the schedule of the pattern that it sees."""
 
     def __init__(self, probe: Probe, by_pattern: Mapping[Pattern, Schedule]) -> None:
-        self.probe, self._epoch = probe, 0
-        self._late = {pattern: tuple(Planting(max(1, p.epoch - LOOK + 1), p.slot, p.blueprint) for p in schedule)
-                      for pattern, schedule in by_pattern.items()}
+        self.probe, self.by_pattern = probe, by_pattern
+        self.begin(0)
+
+    def begin(self, envs: int) -> None:  # noqa: ARG002
+        self._seen: list[Pattern] = []
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": [list(pattern) for pattern in self._seen], "following": self._following.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._follow([tuple(pattern) for pattern in state["seen"]])
+        self._following.load_state(state["following"])
+
+    def _follow(self, seen: list[Pattern]) -> None:
+        self._seen, self._following = seen, FixedSchedule([self.by_pattern[pattern] for pattern in seen])
 
     def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
-        self._epoch += 1
-        if self._epoch < LOOK:
-            return as_step(waiting(len(masks.op)))
-        if self._epoch == LOOK:
-            self._following = PerEnv([self._late[pattern] for pattern in self.probe(flat(obs))])
+        if not self._seen:
+            self._follow(self.probe(flat(obs)))
         return self._following.act(obs, None, masks)
+
+
+def teacher(task: TaskSpec, schedules: Schedules, envs: int, probe_seeds: int = 256) -> PolicyProtocol:
+    """Who knows what was found for a task: it follows the schedule of the pattern that the probe sees, or the best of all."""
+    if not schedules.by_pattern:
+        return FixedSchedule([schedules.best.schedule] * envs)
+    return Probing(fit_probe(task, probe_seeds, root_seed=schedules.root_seed),
+                   {pattern: found.schedule for pattern, found in schedules.by_pattern.items()})

@@ -18,11 +18,11 @@ from esper.leyline import check_number
 from esper.leyline.slots import parse_slot_id
 from esper.leyline.statistics import Estimate, estimate, interquartile_mean, paired
 from esper.runtime.tasks import TaskSpec
-from esper.simic.proof.cohorts import LOOK, Probing, fit_probe, oracle, priced, widened, with_fossils
+from esper.simic.proof.cohorts import Probing, fit_probe, oracle, priced, widened, with_fossils
 from esper.simic.proof.episodes import HELD_OUT, Maker, Played, play
 from esper.simic.proof.policies import Acting, simple_makers
-from esper.simic.proof.search import PerEnv, Schedules, Track
-from esper.tamiyo import RecurrentPolicy
+from esper.simic.proof.search import Schedules, Track
+from esper.tamiyo import FixedSchedule, RecurrentPolicy
 
 Strata = list[list[Played]]
 """The episodes of one cohort, seed by seed; one list for each policy where a policy has a part in it, else a single one."""
@@ -111,14 +111,11 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
         cohorts.absent["fixed_schedule"] = "no schedule was given, and none ships for this task"
         return
     best, by_pattern = schedules.best.schedule, {p: found.schedule for p, found in schedules.by_pattern.items()}
-    cohorts.add("fixed_schedule", lambda envs: PerEnv([best] * len(envs)))
+    cohorts.add("fixed_schedule", lambda envs: FixedSchedule([best] * len(envs)))
     if not by_pattern:
         return
     cohorts.add("oracle", oracle(task, by_pattern, HELD_OUT))
-    if task.episode_length < LOOK:
-        cohorts.absent["probe"] = f"an episode of {task.episode_length} epochs ends before the probe looks, at epoch {LOOK}"
-        return
-    probe = fit_probe(task, seeds, root_seed=schedules.root_seed, advance=cohorts.track("fit the probe", seeds * LOOK))
+    probe = fit_probe(task, seeds, root_seed=schedules.root_seed, advance=cohorts.track("fit the probe", seeds))
     cohorts.add("probe", lambda _: Probing(probe, by_pattern))
 
 

@@ -17,15 +17,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import torch
 
-from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep, allowed, check_number, stream_seed
+from esper.leyline import EsperError, allowed, check_number, stream_seed
 from esper.leyline.files import write_atomic
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.proof.episodes import TRAINING, play
 from esper.tamiyo import FixedSchedule, Planting
-from esper.tamiyo.policy import map_tensors
-from esper.tamiyo.scripted import Memoryless, as_step
 
 Schedule = tuple[Planting, ...]
 Pattern = tuple[bool, ...]
@@ -58,18 +55,6 @@ class Schedules:
     candidates: int
     best: Found
     by_pattern: dict[Pattern, Found]
-
-
-class PerEnv(Memoryless):
-    """A schedule of its own for every env."""
-
-    def __init__(self, schedules: Sequence[Schedule]) -> None:
-        self._policies = [FixedSchedule(schedule, 1) for schedule in schedules]
-
-    def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
-        parts = [policy.act(obs, None, map_tensors(masks, lambda m, i=i: m[i:i + 1]))  # type: ignore[misc]
-                 for i, policy in enumerate(self._policies)]
-        return as_step(torch.cat([part.actions for part in parts]))
 
 
 def patterns(task: TaskSpec) -> dict[Pattern, float]:
@@ -159,7 +144,7 @@ class _Search:
 
     def _meet(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
         """Let each seed follow its plan, note its J, and return the env-steps that it took."""
-        for played in play(self.task, lambda envs: PerEnv([plan_of[env] for env in envs]), root_seed=self.root_seed,
+        for played in play(self.task, lambda envs: FixedSchedule([plan_of[env] for env in envs]), root_seed=self.root_seed,
                            seeds=list(plan_of), population=self.size, advance=advance):
             self.values.setdefault(plan_of[played.seed], {})[played.seed] = played.outcome.objective
         return len(plan_of) * self.task.episode_length

@@ -142,6 +142,7 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
     return {
         "data": env.train.state(), "rewards": trainer.context.rewards.state(), "decisions": _decided(trainer.decisions),
         "policy": policy.state() if isinstance(policy, Memoryless) else {},
+        "teacher": trainer.teacher.state() if isinstance(trainer.teacher, Memoryless) else {},
         "ledger": {"final_accs": env.ledger.final_accs, "total_rewards": env.ledger.total_rewards,
                    "rollback_occurred": env.ledger.rollback_occurred},
         "scalers": [group.scaler.state_dict() for group in env.groups],
@@ -212,6 +213,9 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
     if isinstance(trainer.context.policy, Memoryless):
         trainer.context.policy.begin(trainer.num_envs)
         trainer.context.policy.load_state(meta["policy"])
+    if isinstance(trainer.teacher, Memoryless):
+        trainer.teacher.begin(trainer.num_envs)
+        trainer.teacher.load_state(meta["teacher"])
     env.ledger = Ledger(**meta["ledger"])
     hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
     trainer.hidden = (hidden[0], hidden[1]) if hidden else None

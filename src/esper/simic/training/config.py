@@ -38,7 +38,8 @@ from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
 _LEAST = {"rounds": 1, "envs": 1, "seed": 0, "episode_length": 1, "rollout_length": 1, "batch_size": 1, "steps_per_epoch": 1,
-          "val_size": 1, "max_seeds": 0, "hidden": 1, "updates_per_round": 1, "checkpoint_every": 0, "keep_last": 1}
+          "val_size": 1, "max_seeds": 0, "hidden": 1, "updates_per_round": 1, "teacher_rounds": 0, "teacher_updates": 1,
+          "checkpoint_every": 0, "keep_last": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,12 @@ class TrainingConfig:
     """How much a new policy prefers waiting and finishing what it planted to pruning it; 0: not at all."""
     updates_per_round: int = 1
     """PPO updates from each rollout."""
+    teacher: str | None = None
+    """Whom to imitate first: heuristic, or a file of schedules that `esper prove --search` found; none: nobody."""
+    teacher_rounds: int = 0
+    """Rounds in which the teacher decides and the policy learns to do the same."""
+    teacher_updates: int = 4
+    """Updates from each round of the teacher."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
@@ -127,7 +134,7 @@ class TrainingConfig:
         for name, low in _LEAST.items():
             if getattr(self, name) is not None:
                 check_number("config", name, getattr(self, name), low=low, integer=True)
-        for name in ("task", "data_root", "telemetry_dir", "resume"):
+        for name in ("task", "data_root", "telemetry_dir", "resume", "teacher"):
             if getattr(self, name) == "":
                 raise EsperError(f"config: {name} is empty; leave it out or give it a value")
         if self.population is not None:
@@ -160,6 +167,9 @@ class TrainingConfig:
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
         yield not 0 <= self.rent_curriculum <= 1, f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]"
         yield not 0 <= self.anneal_fraction <= 1, f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]"
+        yield (self.teacher is None) is not (self.teacher_rounds == 0), (
+            f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither")
+        yield self.teacher is not None and self.policy != "ppo", f"teacher with policy {self.policy}, which cannot learn"
         yield self.resume == "auto" and self.telemetry_dir is None, (
             "resume auto looks for checkpoints in telemetry_dir, which is not set")
 

@@ -135,7 +135,8 @@ def build_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub,
                            check_numerical_stability=check_numerical_stability)
     trainer = VectorizedPPOTrainer(RunContext(
         config=config, env=env, agent=agent, policy=agent.policy if agent is not None else build_policy(config),
-        rewards=rewards, normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(), recorder=recorder, store=None,
+        teacher=build_teacher(config, task), rewards=rewards,
+        normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(), recorder=recorder, store=None,
         stop=stop_requested))
     env.rules = replace(env.rules, charge=trainer.charge)
     return trainer
@@ -153,15 +154,16 @@ def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices
     """Populations on the devices in turn, one stream each, and the batches for them."""
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
+    rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
     split = validation_split(data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block)
     batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,
-                                  rows=[size] * len(ids), devices=places)
-    groups = [create_env_group(task, members, population=size, device=place, root_seed=config.seed, governor=config.governor,
+                                  rows=rows, devices=places)
+    groups = [create_env_group(task, members, population=count, device=place, root_seed=config.seed, governor=config.governor,
                                hub=hub, stream=torch.cuda.Stream(place) if place.startswith("cuda") else None,
                                autocast=autocast_for(config, place), loss_scaling=config.amp == "fp16")
-              for members, place in zip(ids, places, strict=True)]
+              for members, count, place in zip(ids, rows, places, strict=True)]
     rules = replace(action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds), reward=rewards,
                     rollback_reward=rewards.rollback)
     return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), rules)
@@ -181,8 +183,10 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
         return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), device=device,
                                    origin="checkpoint")
     steps = config.rollout_length or env.rules.max_epochs
+    updates = (config.teacher_rounds * config.teacher_updates
+               + (config.rounds - config.teacher_rounds) * config.updates_per_round)
     ppo = config.ppo if config.ppo.anneal_updates else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
-        config.rounds, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
+        updates, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
@@ -190,6 +194,18 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
     return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
                     seed=config.seed)
+
+
+def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | None:
+    """The policy to imitate first. Schedules are followed by what a probe of the first epoch sees."""
+    if config.teacher is None:
+        return None
+    if config.teacher == "heuristic":
+        return Heuristic(config.heuristic, config.envs)
+    from esper.simic.proof.cohorts import teacher
+    from esper.simic.proof.search import load_schedules
+
+    return teacher(task, load_schedules(config.teacher, task), config.envs)
 
 
 def build_policy(config: TrainingConfig) -> PolicyProtocol:

@@ -55,6 +55,8 @@ class RunContext:
     agent: PPOAgent | None
     """None where the policy does not learn."""
     policy: PolicyProtocol
+    teacher: PolicyProtocol | None
+    """Decides in the first rounds, to be imitated."""
     rewards: RewardEngine
     normalizer: RewardNormalizer
     recorder: RunRecorder
@@ -156,14 +158,20 @@ class VectorizedPPOTrainer:
         self.set_rent()
         for env in self.env.envs:
             self.context.rewards.begin_episode(env.env_idx)
-        if isinstance(self.context.policy, Memoryless):
-            self.context.policy.begin(self.num_envs)
+        for policy in (self.context.policy, self.context.teacher):
+            if isinstance(policy, Memoryless):
+                policy.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.draw_uniforms()
         if self.agent is not None:
             self.agent.begin_rollout(self.agent.initial_hidden())
+
+    @property
+    def teacher(self) -> PolicyProtocol | None:
+        """Who decides in this round in the policy's place, if anybody."""
+        return self.context.teacher if self.progress.round_idx < self.config.teacher_rounds else None
 
     def set_rent(self) -> None:
         """What size costs in this round's rewards."""
@@ -206,7 +214,9 @@ class VectorizedPPOTrainer:
 
     def _decide(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks) -> PolicyStep:
         if self.agent is not None:
-            return self.agent.act(obs, self.hidden, masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset)
+            given = None if self.teacher is None else self.teacher.act(obs, None, masks).actions
+            return self.agent.act(obs, self.hidden, masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset,
+                                  given=given)
         if isinstance(self.context.policy, RandomValid):  # counted by epoch, so that a resumed run draws the same
             seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
             return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
@@ -244,7 +254,9 @@ class VectorizedPPOTrainer:
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
             last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx, _ in targets], values)
-        metrics = run_ppo_updates(self.agent, self.config.updates_per_round, [], None, self.config.ppo.bf16)
+        imitate = self.teacher is not None
+        updates = self.config.teacher_updates if imitate else self.config.updates_per_round
+        metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
         self.recorder.update(self.agent, metrics)
         if targets:
             assert self.hidden is not None, "a learning policy has a memory"
