@@ -1,0 +1,109 @@
+"""Imitation before learning: a policy that watched a teacher does what it did, and such a run can be stopped anywhere."""
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from esper.leyline import EsperError, LifecycleOp
+from esper.nissa import TelemetryHub
+from esper.runtime.tasks import get_task_spec
+from esper.simic.proof.search import Found, Schedules, save_schedules
+from esper.simic.training import vectorized
+from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.config import TrainingConfig
+from esper.tamiyo import FixedSchedule, Planting
+from esper.tamiyo.heuristic import Heuristic
+from run_helpers import SMALL, assert_same_run, rows, train
+
+PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
+
+
+@pytest.fixture
+def schedules(tmp_path):
+    def write(task: str = SMALL["task"], plan=PLAN) -> str:
+        best = Found(schedule=plan, objective=0.5, gain=0.1, seeds=1, env_steps=1)
+        path = tmp_path / "schedule.json"
+        save_schedules(path, Schedules(task=task, root_seed=0, candidates=1, best=best, by_pattern={}), get_task_spec(task), "")
+        return str(path)
+
+    return write
+
+
+def test_a_policy_learns_to_do_what_its_teacher_did(tmp_path, schedules) -> None:
+    """Three rounds of watching; in the fourth the policy is on its own, without exploration."""
+    train(tmp_path / "run", teacher=schedules(), teacher_rounds=3, teacher_updates=8, rounds=4, envs=8, hidden=32,
+          ppo={"epsilon": 0.0, "entropy_coef": 0.0})
+    steps = rows(tmp_path / "run", "steps")
+    by_round = [[row for row in steps if row["round_idx"] == r and row["op"] == "GERMINATE"] for r in range(4)]
+    wanted = {(1, "r0c0", "conv_light"), (2, "r0c1", "norm")}
+    for taught in by_round[:3]:
+        assert {(row["epoch"], row["slot"], row["blueprint"]) for row in taught} == wanted
+        assert len(taught) == 16
+    alone = [(row["epoch"], row["slot"], row["blueprint"]) for row in by_round[3]]
+    assert sum(step in wanted for step in alone) >= 12, alone
+
+
+@pytest.mark.parametrize("teacher", ["heuristic", "file"])
+def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, monkeypatch, schedules) -> None:
+    fields = {"teacher": "heuristic" if teacher == "heuristic" else schedules(), "teacher_rounds": 1,
+              "heuristic": {"max_rank": 1.0, "min_tap_ratio": 0.0, "min_contribution": 1.5, "max_progress": 1.0}}
+    train(tmp_path / "straight", **fields)
+    calls = iter([False] * 4 + [True])
+    monkeypatch.setattr(vectorized, "stop_requested", lambda: next(calls, False))
+    _, history = train(tmp_path / "cut", **fields)
+    assert not history, "it stops in its first round"
+    monkeypatch.undo()
+    train(tmp_path / "cut", **fields, resume="auto")
+    assert_same_run(tmp_path / "straight", tmp_path / "cut")
+
+
+def test_what_a_policy_remembers_within_an_episode_survives() -> None:
+    heuristic = Heuristic(None, 2)
+    heuristic._pruned = [{"norm", "conv_light"}, set()]
+    again = Heuristic(None, 2)
+    again.load_state(json.loads(json.dumps(heuristic.state())))
+    assert again.state() == heuristic.state()
+    assert again._pruned[0] == {"norm", "conv_light"}
+    schedule = FixedSchedule([PLAN, PLAN[1:]])
+    schedule._open[0].pop(0)
+    other = FixedSchedule([PLAN, PLAN[1:]])
+    other.load_state(json.loads(json.dumps(schedule.state())))
+    assert other._open == [[PLAN[1]], [PLAN[1]]]
+
+
+def test_given_actions_are_judged_not_chosen() -> None:
+    """The step that a policy makes of somebody else's actions has their log-probs and its own value and memory."""
+    config = TrainingConfig(**SMALL)
+    with vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+        trainer.begin_round()
+        env, policy = trainer.env, trainer.agent.policy
+        env.train_epoch(1)
+        env.validate(1)
+        seen = env.sense(1)
+        obs = batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu")
+    own = policy.act(obs, None, seen.masks, deterministic=True)
+    given = policy.act(obs, None, seen.masks, given=own.actions)
+    assert torch.equal(given.log_prob, own.log_prob)
+    assert torch.equal(given.value, own.value)
+    waiting = own.actions.clone()
+    waiting[:] = FixedSchedule([()] * len(obs.base)).act(obs, None, seen.masks).actions
+    waited = policy.act(obs, None, seen.masks, given=waiting)
+    assert torch.allclose(waited.log_prob.exp(), own.op_probs[:, LifecycleOp.WAIT])
+    assert torch.equal(waited.hidden[0], own.hidden[0])
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"teacher": "heuristic"}, "set both or neither"), ({"teacher_rounds": 1}, "set both or neither"),
+    ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
+    ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
+])
+def test_what_cannot_be_taught_is_refused(fields, words) -> None:
+    with pytest.raises(EsperError, match=words):
+        train(**fields)
+
+
+def test_schedules_of_another_task_are_refused(schedules) -> None:
+    with pytest.raises(EsperError, match="for task 'digits_shift'"):
+        train(teacher=schedules("digits_shift", ()), teacher_rounds=1)
