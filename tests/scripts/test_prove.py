@@ -42,7 +42,7 @@ def proof(tmp_path_factory) -> tuple[Path, list[str]]:
     root = tmp_path_factory.mktemp("proof")
     command = ["prove", "--task", SHIFT, "--policy", policy_file(root / "a.safetensors"), policy_file(root / "b.safetensors", 1),
                "--seeds", "2", "--probe-seeds", "8", "--schedule", str(root / "s.json"), "--transfer", SCALE]
-    assert main([*command, "--search", "216", "--candidates", "4", "--out", str(root / "one")]) == 0
+    assert main([*command, "--search", "792", "--candidates", "4", "--out", str(root / "one")]) == 0
     return root, command
 
 
@@ -110,7 +110,7 @@ def files(tmp_path) -> Path:
     ("prove --task digits_shift --schedule s.json --out O", "for task 'digits_scale', not for 'digits_shift'"),
     ("prove --task digits_shift --schedule none.json --out O", "cannot read .*none.json: No such file"),
     ("prove --task digits_shift --search -1 --out O", "budget_env_steps is -1"),
-    ("prove --task digits_shift --search 100 --out O", "100 env-steps are too few .* allowed: 21600 or more"),
+    ("prove --task digits_shift --search 100 --out O", "100 env-steps are too few .* allowed: 33696 or more"),
     ("prove --task digits_shift --transfer digits_scale --out O", "--transfer digits_scale needs a policy"),
     ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
     ("grow --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),

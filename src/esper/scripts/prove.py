@@ -132,9 +132,9 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
              "; ".join(_with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
              *(_with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm"))]
             for name, row in result["learned_minus"].items()])
-    yield (f"{result['task']}: share of networks with a permanent seed in a slot, by what became of the slot's block, in %",
-           ("slot", "crippled", "healthy", "difference"),
-           [[row["slot"], *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference"))]
+    yield (f"{result['task']}: networks with a permanent seed in a slot, by the state of a block, in %",
+           ("slot", "block", "crippled", "healthy", "difference"),
+           [[row["slot"], str(row["block"]), *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference"))]
             for row in result.get("growth_by_condition", ())])
 
 

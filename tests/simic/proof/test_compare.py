@@ -85,10 +85,10 @@ def test_equals_are_equal(result):
     assert size.pop() >= result["host_params"]
 
 
-def testgrowth_by_condition_counts_fossils(result):
+def test_growth_by_condition_counts_fossils(result):
     played = [p for stratum in result["episodes"]["learned"] for p in stratum]
     for row in result["growth_by_condition"]:
-        block = int(row["slot"][-1])
+        block = row["block"]
         for part, crippled in (("crippled", True), ("healthy", False)):
             group = [p for p in played if p.condition.crippled[block] is crippled]
             share = sum(any(f.slot == row["slot"] for f in p.fossils) for p in group) / len(group)
@@ -105,7 +105,8 @@ def test_growth_rates_differ_where_growth_follows_the_condition():
     played = play(task, lambda envs: FixedSchedule([follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]),
                   root_seed=HELD_OUT, seeds=range(16))
     first = growth_by_condition(task, [played])[0]
-    assert (first["slot"], first["crippled"].value, first["healthy"].value, first["difference"].low) == ("r0c0", 1.0, 0.0, 1.0)
+    assert (first["slot"], first["block"], first["crippled"].value, first["healthy"].value, first["difference"].low) == (
+        "r0c0", 0, 1.0, 0.0, 1.0)
 
 
 def test_a_task_without_conditions_or_schedule():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
-from esper.leyline.slots import parse_slot_id
 from esper.leyline.statistics import Estimate, estimate, interquartile_mean, paired
 from esper.runtime.tasks import TaskSpec
 from esper.simic.proof.cohorts import Probing, fit_probe, oracle, priced, widened, with_fossils
@@ -152,23 +152,23 @@ def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
 
 
 def growth_by_condition(task: TaskSpec, played: Strata) -> list[dict[str, Any]]:
-    """How often a seed became permanent in each slot: where the slot's block is crippled, where it is whole, the difference."""
+    """How often a seed became permanent in each slot: where a block is crippled, where it is whole, and the difference."""
     episodes = [p for stratum in played for p in stratum]
+    conditions = np.array([p.condition.crippled for p in episodes if p.condition is not None])  # [episodes, blocks]
     rows: list[dict[str, Any]] = []
-    for slot in task.slots:
-        block = parse_slot_id(slot)[1]
+    for slot, block in product(task.slots, range(conditions.shape[1])):
         grown = np.array([float(any(fossil.slot == slot for fossil in p.fossils)) for p in episodes])
-        crippled = np.array([p.condition is not None and p.condition.crippled[block] for p in episodes])
-        if crippled.all() or not crippled.any():
-            rows.append({"slot": slot, "crippled": None, "healthy": None, "difference": None})
-            continue
-        parts = grown[~crippled], grown[crippled]
+        crippled = conditions[:, block]
+        row: dict[str, Any] = {"slot": slot, "block": block, "crippled": None, "healthy": None, "difference": None}
+        if crippled.any() and not crippled.all():
+            parts = grown[~crippled], grown[crippled]
 
-        def gap(samples: Array, healthy: int = len(parts[0])) -> Array:
-            return np.asarray(samples[:, healthy:].mean(1) - samples[:, :healthy].mean(1))
+            def gap(samples: Array, healthy: int = len(parts[0])) -> Array:
+                return np.asarray(samples[:, healthy:].mean(1) - samples[:, :healthy].mean(1))
 
-        rows.append({"slot": slot, "crippled": estimate(parts[1]), "healthy": estimate(parts[0]), "difference": estimate(
-            np.concatenate(parts), strata=np.repeat([0, 1], [len(part) for part in parts]).tolist(), statistic=gap)})
+            row |= {"crippled": estimate(parts[1]), "healthy": estimate(parts[0]), "difference": estimate(
+                np.concatenate(parts), strata=np.repeat([0, 1], [len(part) for part in parts]).tolist(), statistic=gap)}
+        rows.append(row)
     return rows
 
 
