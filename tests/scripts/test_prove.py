@@ -56,7 +56,7 @@ def test_everything_is_written(proof):
     assert list(found["transfer"][0]["cohorts"]) == ["static", "random", "heuristic", "learned"]
     assert set(found["learned_minus"]["static"]["J"]["mean"]) == {"value", "low", "high"}
     schedule = orjson.loads((root / "s.json").read_bytes())
-    assert schedule["command"] == f"esper prove --task {SHIFT} --search 216 --candidates 4"
+    assert schedule["command"] == f"esper prove --task {SHIFT} --search 792 --candidates 4"
 
 
 def test_the_page_is_whole_and_needs_no_network(proof):

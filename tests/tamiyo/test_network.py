@@ -125,3 +125,19 @@ def test_wrong_feature_sizes_are_named() -> None:
         network(PolicyObservation(torch.zeros(1, 1, 8), obs.slots, obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
     with pytest.raises(ShapeError, match=r"slots has 9 features; the network reads 5"):
         network(PolicyObservation(obs.base, torch.zeros(1, 1, 2, 9), obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
+
+
+def test_a_deprived_network_answers_the_same_whatever_it_cannot_see_or_remember() -> None:
+    network, obs = make(), observe(3, 2, 4)
+    network.deprive([1], [0, 2], memory=False)
+    changed = PolicyObservation(obs.base.clone(), obs.slots.clone(), obs.blueprints)
+    changed.base[..., 1] += 5.0
+    changed.slots[..., [0, 2]] -= 7.0
+    loud = tuple(torch.randn(3, network.architecture["hidden"]) for _ in range(2))
+    seen, _ = network(obs, network.initial_hidden(3), no_reset(3, 2))
+    unseen, _ = network(changed, loud, no_reset(3, 2))
+    assert torch.equal(seen.context, unseen.context)
+    changed.base[..., 0] += 5.0
+    assert not torch.equal(seen.context, network(changed, loud, no_reset(3, 2))[0].context)
+    whole, _ = make()(obs, network.initial_hidden(3), no_reset(3, 2))
+    assert not torch.equal(seen.context, whole.context)

@@ -60,6 +60,16 @@ class Feature:
         return 2 if self.optional else 1
 
 
+def columns(table: Sequence[Feature], names: Sequence[str]) -> list[int]:
+    """Where these features of a table lie, bits included; names of another table have no place here."""
+    found, at = [], 0
+    for feature in table:
+        if feature.name in names:
+            found += range(at, at + feature.width)
+        at += feature.width
+    return found
+
+
 def plain(x: Array) -> Array:
     return x
 

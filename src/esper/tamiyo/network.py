@@ -6,6 +6,7 @@ observations into logits and values; masks, probabilities and sampling belong to
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -64,6 +65,9 @@ class TamiyoNetwork(nn.Module):
     relevance: Tensor  # [6, 8]
     value_mean: Tensor
     value_scale: Tensor
+    base_sight: Tensor  # [base_dim], 0 where the network is blind
+    slot_sight: Tensor  # [slot_dim]
+    recall: Tensor  # 0 where it forgets
 
     def __init__(self, base_dim: int, slot_dim: int, *, hidden: int = 128, slot_hidden: int = 64, blueprint_dim: int = 8,
                  memory_horizon: int = 64) -> None:
@@ -98,6 +102,9 @@ class TamiyoNetwork(nn.Module):
         self.register_buffer("relevance", torch.tensor(RELEVANCE), persistent=False)
         self.register_buffer("value_mean", torch.zeros(()))
         self.register_buffer("value_scale", torch.ones(()))
+        self.register_buffer("base_sight", torch.ones(base_dim))
+        self.register_buffer("slot_sight", torch.ones(slot_dim))
+        self.register_buffer("recall", torch.ones(()))
         self._init_memory(hidden, memory_horizon)
 
     def _init_memory(self, hidden: int, horizon: int) -> None:
@@ -119,6 +126,13 @@ class TamiyoNetwork(nn.Module):
         assert isinstance(last, nn.Linear)
         last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
 
+    @torch.no_grad()
+    def deprive(self, base: Sequence[int], slot: Sequence[int], *, memory: bool) -> None:
+        """Take from the network what these features say, and its memory if it is to have none; files carry it."""
+        self.base_sight[list(base)] = 0.0
+        self.slot_sight[list(slot)] = 0.0
+        self.recall.fill_(float(memory))
+
     def initial_hidden(self, num_envs: int) -> Hidden:
         zeros = self.value_mean.new_zeros(num_envs, self.architecture["hidden"])
         return zeros, zeros.clone()
@@ -130,10 +144,10 @@ class TamiyoNetwork(nn.Module):
                 raise ShapeError(f"observation.{name} has {part.shape[-1]} features; the network reads {self.architecture[size]}")
         with self._precision():
             blueprint = self.blueprint_embedding(torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints))
-            slots = self.slot_encoder(torch.cat([obs.slots, blueprint], dim=-1))
-            x = self.trunk(torch.cat([obs.base, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1))
+            slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, blueprint], dim=-1))
+            x = self.trunk(torch.cat([obs.base * self.base_sight, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1))
             memory, hidden = self.unroll(x, hidden, reset)
-            return Features(x + self.memory_norm(memory), slots), hidden
+            return Features(x + self.recall * self.memory_norm(memory), slots), hidden
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.value_mean.device.type, dtype=torch.bfloat16, enabled=self.bf16)

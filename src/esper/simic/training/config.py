@@ -107,6 +107,10 @@ class TrainingConfig:
     """Units of the policy's recurrent layer."""
     patience: float = 1.0
     """How much a new policy prefers waiting and finishing what it planted to pruning it; 0: not at all."""
+    memory: bool = True
+    """Whether the policy remembers earlier epochs."""
+    blind: tuple[str, ...] = ()
+    """Features that the policy is not shown; docs/observations.md lists them."""
     updates_per_round: int = 1
     """PPO updates from each rollout."""
     teacher: str | None = None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.amp as torch_amp
 
-from esper.leyline import EsperError, PolicyProtocol, SlotConfig, stream_seed
+from esper.leyline import EsperError, PolicyProtocol, SlotConfig, allowed, stream_seed
 from esper.nissa import RunDirectory, TelemetryHub, get_hub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 from esper.simic.agent.normalization import RewardNormalizer
@@ -38,7 +38,7 @@ from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
-from esper.tamiyo.features import BASE_DIM, SLOT_DIM, schema
+from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, columns, schema
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
@@ -48,6 +48,7 @@ from esper.tolaria import validate_device
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
 
+FEATURE_NAMES = [feature.name for feature in (*BASE, *SLOT)]
 AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _stop = threading.Event()
@@ -191,6 +192,9 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
     network.prefer(config.patience)
+    if unknown := [name for name in config.blind if name not in FEATURE_NAMES]:
+        raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(FEATURE_NAMES)}")
+    network.deprive(columns(BASE, config.blind), columns(SLOT, config.blind), memory=config.memory)
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
     return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
                     seed=config.seed)
