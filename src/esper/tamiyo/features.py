@@ -62,7 +62,8 @@ class Feature:
 
 def columns(table: Sequence[Feature], names: Sequence[str]) -> list[int]:
     """Where these features of a table lie, bits included; names of another table have no place here."""
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     for feature in table:
         if feature.name in names:
             found += range(at, at + feature.width)

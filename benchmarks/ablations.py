@@ -1,0 +1,77 @@
+"""What each part of the learner is worth: the same training with one thing changed, judged on held-out seeds.
+
+`python -m benchmarks.ablations [--task digits_impaired] [--only memory …]` trains a policy for each variant with the same seed,
+for a third of the usual steps, and plays each on the same held-out seeds without exploration. Prints Markdown; differences are
+paired, intervals are 95 %.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from benchmarks.play import show
+from esper.nissa import TelemetryHub
+from esper.runtime.tasks import get_task_spec
+from esper.simic.proof.episodes import HELD_OUT, play
+from esper.simic.proof.policies import Acting
+from esper.simic.training import vectorized
+from esper.simic.training.config import PRESETS, resolve
+
+ATTRIBUTION = ["contribution", "contribution_velocity", "contribution_age", "interaction", "boost"]
+SENSORS = ["boundary_norm", "boundary_norm_relative", "growth_score", "growth_score_relative", "feature_rank", "tap_ratio"]
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "as it is": {},
+    **{f"reward {mode}": {"reward.mode": mode} for mode in
+       ("sparse", "escrow", "simplified", "basic", "basic_plus", "minimal")},
+    "reward of losses": {"reward_family": "loss"},
+    "incubation straight through": {"incubation": "ste"},
+    "no memory": {"memory": "false"},
+    "no exploration": {"ppo.entropy_coef": "0", "ppo.epsilon": "0"},
+    "attribution not shown": {"blind": ATTRIBUTION},
+    "growth sensors not shown": {"blind": SENSORS},
+    "full rent from the start": {"rent_curriculum": "0"},
+    "no patient prior": {"patience": "0"},
+}
+
+
+def judge(preset: str, task: str, rounds: int, seed: int, seeds: int,
+          change: Mapping[str, Any]) -> tuple[list[float], float, float]:
+    """J on the held-out seeds, fossils per network, and seconds of training."""
+    config, _ = resolve(preset, None, {"task": task, "rounds": str(rounds), "seed": str(seed), **change})
+    spec = vectorized.resolve_task(config, get_task_spec(task))
+    start = time.process_time()
+    with vectorized.open_trainer(config, spec, TelemetryHub()) as trainer:
+        agent, _ = trainer.run()
+    assert agent is not None
+    spent = time.process_time() - start
+    played = play(spec, lambda envs: Acting(agent.policy, envs, spec.episode_length, root_seed=HELD_OUT), root_seed=HELD_OUT,
+                  seeds=range(seeds))
+    return [p.outcome.objective for p in played], sum(len(p.fossils) for p in played) / seeds, spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="digits_impaired")
+    parser.add_argument("--preset", choices=PRESETS, help="settings of all variants; by default the task's own")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1, help="training seed")
+    parser.add_argument("--seeds", type=int, default=64, help="held-out seeds")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, help="these variants, beside the one as it is")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| variant | J | − as it is | fossils | CPU s |\n|---|---|---|---|---|")
+    base: list[float] = []
+    for name in [*VARIANTS][:1] + [name for name in options.only or VARIANTS if VARIANTS[name]]:
+        values, fossils, spent = judge(options.preset or options.task, options.task, options.rounds, options.seed, options.seeds,
+                                       VARIANTS[name])
+        base = base or values
+        gap = show([a - b for a, b in zip(values, base, strict=True)]) if values is not base else ""
+        print(f"| {name} | {show(values)} | {gap} | {fossils:.1f} | {spent:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
