@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from html import escape
 from importlib.resources import files
@@ -14,8 +16,9 @@ from typing import Any
 import orjson
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from esper.karn.charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
 from esper.leyline import EsperError, LifecycleOp
@@ -88,12 +91,35 @@ def writable(directory: Path) -> Path:
     return directory
 
 
+class Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s")
+
+
 @contextmanager
 def bars() -> Iterator[Track]:
-    """A progress bar for each part of the work, in env-steps."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True)) as progress:
+    """How each part of the work gets on, in env-steps: a bar on a terminal, else a line for each tenth of it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines
+        return
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(),
+                  console=console) as progress:
         yield lambda what, steps: partial(progress.advance, progress.add_task(what, total=steps))
+
+
+def _lines(what: str, steps: int) -> Callable[[int], None]:
+    start, done = time.perf_counter(), 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if done * 10 // steps > (done - more) * 10 // steps:
+            seconds = time.perf_counter() - start
+            left = timedelta(seconds=round(seconds * max(steps - done, 0) / done))
+            print(f"{what}: {done:,} of {steps:,} env-steps, {done / seconds:,.0f}/s, {left} left", file=sys.stderr, flush=True)
+
+    return advance
 
 
 def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, directory: Path,
