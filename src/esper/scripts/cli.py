@@ -10,7 +10,7 @@ COMMANDS = {
     "prove": ("esper.scripts.prove", "policies and their rivals on the same held-out seeds"),
     "grow": ("esper.scripts.grow", "one network, grown by a policy while it trains"),
     "eval": ("esper.scripts.eval", "a grown network on the test split"),
-    "demo": ("esper.scripts.demo", "grow sixteen small networks by hand, in half a minute"),
+    "demo": ("esper.scripts.demo", "train a policy and prove it, in minutes"),
     "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
     "baseline": ("esper.scripts.baseline", "capture what a short run does, and check that it still does it"),
     "data": ("esper.scripts.data", "datasets: list them, get one"),

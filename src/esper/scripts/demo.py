@@ -1,83 +1,42 @@
-"""A small growth demo: sixteen impaired networks on handwritten digits, eight of which may grow."""
+"""`esper demo`: train a policy, prove it against its rivals, and say what to do next; what `make run` does."""
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from esper.scripts import prove, train
 
-from esper.kasmina import (
-    CNNHost,
-    MorphogeneticModel,
-    NetworkRow,
-    OptimizerConfig,
-    PopulationOptimizer,
-    blended_slots,
-    evaluate_coalitions,
-    save_network,
-)
-from esper.leyline import GateConfig, Pacing, stream_seed
-from esper.runtime.data import EvalBatches, SharedBatchIterator, load_dataset, test_batches, validation_split
-from esper.scripts.karn import reader
-from esper.simic.seed_management import advance_active_seed
-
-ROWS, EPOCHS = 16, 24
-GROWN = range(ROWS // 2)
-SCHEDULE = {"r0c0": 1, "r0c1": 2, "r0c2": 3}
-"""Slot → epoch of its germination."""
-BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
+PRESET, TASK, SEEDS, PROBE_SEEDS = "quickstart", "digits_shift", 24, 128
 
 
-def demo() -> None:
-    """Grow eight of sixteen impaired networks by a fixed schedule, and compare; takes about 20 seconds."""
-    torch.set_num_threads(1)
-    console = Console()
-    split = validation_split(load_dataset("digits"), 256, 0)
-    batches = SharedBatchIterator(split, [list(range(ROWS))], 64, steps_per_epoch=15, seed=0, rows=[ROWS])
-    # Row i and row i + 8 start from the same weights, so that the comparison is paired.
-    model = MorphogeneticModel(CNNHost(ROWS, base=4, kernel=1, channels=1, size=8), gates=GateConfig(permissive=True),
-                               pacing=Pacing(min_training_epochs=TRAINING),
-                               seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)])
-    optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
-    for epoch in track(range(EPOCHS), "growing", console=console):
-        for (batch,) in batches:
-            optimizer.zero_grad()
-            model.losses(batch.x, batch.y).total().backward()
-            optimizer.step()
-        model.record_gradients(optimizer.stats)
-        for row in GROWN:
-            for slot, start in SCHEDULE.items():
-                if epoch == start:
-                    model.germinate(slot, BLUEPRINT, row=row, tempo_epochs=TEMPO)
-                report = model.reports(row).get(slot)
-                if report is not None and report.can_advance:
-                    advance_active_seed(NetworkRow(model, row), slot)
-        model.step_epoch()
-    accuracy = evaluate(model, test_batches(split, 450))
-    table = Table("networks", "test accuracy", "parameters")
-    for name, rows in (("static", range(len(GROWN), ROWS)), ("grown", GROWN)):
-        values = accuracy[list(rows)]
-        error = values.std() / len(values) ** 0.5
-        table.add_row(name, f"{values.mean():.1f} % ± {error:.1f}", f"{model.total_params(rows[0]):,}")
-    console.print(table)
-    save_network("runs/demo", model, optimizer)
-    console.print("saved to runs/demo: structure.json, weights.safetensors")
+def fresh_directory() -> Path:
+    """The first of runs/demo-1, runs/demo-2, … that is not there yet."""
+    return next(path for n in count(1) if not (path := Path("runs") / f"demo-{n}").exists())
 
 
-def evaluate(model: MorphogeneticModel, data: EvalBatches) -> torch.Tensor:
-    """Accuracy of each row, in percent."""
-    correct, total = torch.zeros(ROWS), 0
-    wanted = {row: [frozenset(blended_slots(model, row))] for row in range(ROWS)}
-    for batch in data:
-        outputs = evaluate_coalitions(model, batch.x, wanted, shared_input=True).outputs
-        correct += (outputs.argmax(-1) == batch.y.view(1, -1)).sum(1)
-        total += batch.y.numel()
-    return 100 * correct / total
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given:
+        print(f"usage: esper demo\n\n{__doc__}", file=sys.stdout if given[0] in ("-h", "--help") else sys.stderr)
+        return 0 if given[0] in ("-h", "--help") else 2
+    start, run = time.perf_counter(), fresh_directory()
+    print(f"1. train a policy on {TASK} (preset {PRESET}), recorded in {run}", flush=True)
+    if failed := train.main(["ppo", "--preset", PRESET, "--telemetry-dir", str(run)]):
+        return failed
+    print(f"\n2. prove it on {SEEDS} networks that it has never seen", flush=True)
+    policy, proof = run / "checkpoints" / "best.safetensors", run / "proof"
+    if failed := prove.main(["--task", TASK, "--policy", str(policy), "--seeds", str(SEEDS), "--probe-seeds", str(PROBE_SEEDS),
+                             "--out", str(proof)]):
+        return failed
+    print(f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
+          f"  esper report {run}                                             # the training as one page\n"
+          f"  esper grow --task {TASK} --policy {policy} --out grown\n"
+          f"  esper prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3        # policies that ship, 96 networks")
+    return 0
 
-
-main = reader(demo)
 
 if __name__ == "__main__":
     sys.exit(main())

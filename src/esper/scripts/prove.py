@@ -29,7 +29,7 @@ from esper.scripts.karn import console, reader
 from esper.simic.proof.compare import LEARNED, ProofConfig
 from esper.simic.proof.compare import prove as compare
 from esper.simic.proof.episodes import parse_task
-from esper.simic.proof.policies import SCHEDULE, SHIPPED, load_policy
+from esper.simic.proof.policies import load_policy, shipped_schedules
 from esper.simic.proof.search import Schedules, Track, load_schedules, save_schedules, search_schedules
 
 COLUMNS = (
@@ -130,7 +130,7 @@ def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, 
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
         save_schedules(path or directory / "schedule.json", found, task, command)
         return found
-    shipped = SHIPPED / f"{task.name}{SCHEDULE}"
+    shipped = shipped_schedules(task)
     if path is None and not shipped.is_file():
         return None
     return load_schedules(path or shipped, task)

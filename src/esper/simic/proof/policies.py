@@ -12,6 +12,7 @@ import esper
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep, allowed
 from esper.leyline.files import write_atomic
 from esper.nissa import RunDirectory
+from esper.runtime.tasks import TaskSpec
 from esper.simic.proof.episodes import Maker
 from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
 from esper.tamiyo.features import schema
@@ -25,6 +26,11 @@ WEIGHTS, SCHEDULE = ".safetensors", ".schedule.json"
 
 def shipped_policies() -> list[str]:
     return sorted(path.name.removesuffix(WEIGHTS) for path in SHIPPED.glob(f"*{WEIGHTS}"))
+
+
+def shipped_schedules(task: TaskSpec) -> Path:
+    """The file of the schedules that were found for a task; it may not be there."""
+    return SHIPPED / f"{task.name}{SCHEDULE}"
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:

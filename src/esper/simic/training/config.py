@@ -114,7 +114,8 @@ class TrainingConfig:
     updates_per_round: int = 1
     """PPO updates from each rollout."""
     teacher: str | None = None
-    """Whom to imitate first: heuristic, or a file of schedules that `esper prove --search` found; none: nobody."""
+    """Whom to imitate first: heuristic; schedule, which are those that ship for the task; or a file of schedules that
+    `esper prove --search` found, each followed where a probe of the first epoch sees its pattern; none: nobody."""
     teacher_rounds: int = 0
     """Rounds in which the teacher decides and the policy learns to do the same."""
     teacher_updates: int = 4

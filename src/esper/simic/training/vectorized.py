@@ -207,9 +207,11 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
     from esper.simic.proof.cohorts import teacher
+    from esper.simic.proof.policies import shipped_schedules
     from esper.simic.proof.search import load_schedules
 
-    return teacher(task, load_schedules(config.teacher, task), config.envs)
+    path = shipped_schedules(task) if config.teacher == "schedule" else config.teacher
+    return teacher(task, load_schedules(path, task), config.envs)
 
 
 def build_policy(config: TrainingConfig) -> PolicyProtocol:
