@@ -16,6 +16,7 @@ import torch
 from benchmarks.play import EMBEDDED, outcomes, show
 from esper.leyline import EpisodeOutcome, PolicyProtocol
 from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.simic.proof.policies import tuned_thresholds
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
 from esper.tamiyo.heuristic import Heuristic
 
@@ -42,7 +43,7 @@ def makers(task: TaskSpec) -> dict[str, Maker]:
         "never grow": lambda _: AlwaysWait(),
         "random": lambda envs: RandomValid(0, envs),
         "fixed schedule": lambda envs: FixedSchedule([schedule(task, SCHEDULES[task.name])] * len(envs)),
-        "heuristic": lambda envs: Heuristic(None, len(envs)),
+        "heuristic": lambda envs: Heuristic(tuned_thresholds(task.name), len(envs)),
     }
 
 

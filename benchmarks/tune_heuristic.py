@@ -23,6 +23,7 @@ import torch
 from benchmarks.play import EMBEDDED, outcomes, show
 from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
+from esper.simic.proof.policies import SHIPPED, THRESHOLDS
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=3, help="finalists of each task, and over all tasks")
     parser.add_argument("--narrow", type=int, default=32, help="envs that the finalists meet")
     parser.add_argument("--judge", type=int, default=64, help="fresh envs that judge")
-    parser.add_argument("--out", type=Path, default=Path("tune_heuristic.json"))
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="where each task's thresholds go")
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = time.process_time()
@@ -133,16 +134,16 @@ def main() -> None:
                 for task, scores in screened.items()}
     default = best(joint(narrowed), 1)[0]
     print(f"\nfor all tasks: {changes(default)}\n\n| task | chosen for | changes | J | J − static |\n|---|---|---|---|---|")
-    report: dict[str, Any] = {"all": asdict(default), "tasks": {}}
     for task, scores in narrowed.items():
         own = best(scores, 1)[0]
         judged = measure(task, [None, default, own], JUDGE, options.judge)
         for label, config in (("all tasks", default), ("this task", own)):
             gain = [value - still for value, still in zip(judged[config], judged[None], strict=True)]
             print(f"| {task} | {label} | {changes(config)} | {show(judged[config])} | {show(gain)} |", flush=True)
-        report["tasks"][task] = {"config": asdict(own), "narrowed": [(changes(c), g) for c, g in scores.items()]}
-    print(f"\n{time.process_time() - start:.0f} s of CPU time")
-    options.out.write_text(json.dumps(report, indent=1), encoding="utf-8")
+        content = {"task": task, "command": f"python -m benchmarks.tune_heuristic --tasks {' '.join(options.tasks)}",
+                   "gain": scores[own], "config": asdict(own)}
+        (options.out / f"{task}{THRESHOLDS}").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"\n{time.process_time() - start:.0f} s of CPU time; thresholds in {options.out}")
 
 
 if __name__ == "__main__":

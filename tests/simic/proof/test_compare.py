@@ -70,7 +70,7 @@ def test_differences_are_paired_seed_by_seed(result):
 
 def test_cohorts_without_a_part_in_the_policy_do_not_depend_on_it(result):
     task = parse_task(SHIFT)
-    for name, make in simple_makers(HELD_OUT).items():
+    for name, make in simple_makers(task, HELD_OUT).items():
         assert result["episodes"][name] == [play(task, make, root_seed=HELD_OUT, seeds=range(SEEDS))]
 
 

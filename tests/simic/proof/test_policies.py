@@ -110,4 +110,4 @@ def test_each_env_sees_its_neighbour():
 
 
 def test_names_without_a_file():
-    assert set(simple_makers(0)) == {"static", "random", "heuristic"}
+    assert set(simple_makers(parse_task(SHIFT), 0)) == {"static", "random", "heuristic"}

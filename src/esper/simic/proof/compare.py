@@ -86,7 +86,7 @@ def prove(task: TaskSpec, policies: Mapping[str, RecurrentPolicy], config: Proof
     """All cohorts on the same held-out seeds, as plain values for JSON."""
     config = config or ProofConfig()
     cohorts = Cohorts(task, config, track)
-    for name, make in simple_makers(HELD_OUT).items():
+    for name, make in simple_makers(task, HELD_OUT).items():
         cohorts.add(name, make)
     if not config.brief:
         _add_scheduled(cohorts, schedules)
@@ -121,7 +121,7 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
 
 def _add_equals(cohorts: Cohorts) -> None:
     """Hosts that never grow and have what the learned policy's networks end with: their seeds, their size, their FLOPs."""
-    task, still = cohorts.task, simple_makers(HELD_OUT)["static"]
+    task, still = cohorts.task, simple_makers(cohorts.task, HELD_OUT)["static"]
     for stratum in cohorts.played[LEARNED]:
         cohorts.add("static_final", still, plant=with_fossils({p.seed: p.fossils for p in stratum}))
     if isinstance(task.outline, CNNHost):

@@ -29,7 +29,7 @@ def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, determi
          advance: Any = None) -> Played:
     """Train one network from this root seed under a policy (by name or file, or heuristic, random, wait) and keep it."""
     check_number("grow", "seed", seed, integer=True)
-    makers = simple_makers(seed)
+    makers = simple_makers(task, seed)
     make: Maker | None = (makers | {"wait": makers["static"]}).get(policy)
     if make is None:
         learned = load_policy(policy)

@@ -16,12 +16,12 @@ from esper.runtime.tasks import TaskSpec
 from esper.simic.proof.episodes import Maker
 from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
 from esper.tamiyo.features import schema
-from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.network import Hidden
 from esper.tamiyo.policy import action_uniforms, map_tensors, read_archive
 
 SHIPPED = Path(esper.__file__).parent / "policies"
-WEIGHTS, SCHEDULE = ".safetensors", ".schedule.json"
+WEIGHTS, SCHEDULE, THRESHOLDS = ".safetensors", ".schedule.json", ".heuristic.json"
 
 
 def shipped_policies() -> list[str]:
@@ -85,7 +85,17 @@ class Acting:
                                uniforms=self._uniforms[:, self._epoch - 1])
 
 
-def simple_makers(root_seed: int) -> dict[str, Maker]:
-    """Policies that need no file, by name."""
+def simple_makers(task: TaskSpec, root_seed: int) -> dict[str, Maker]:
+    """Policies that do not learn, by name."""
+    thresholds = tuned_thresholds(task.name)
     return {"static": lambda envs: AlwaysWait(), "random": lambda envs: RandomValid(root_seed, envs),  # noqa: ARG005
-            "heuristic": lambda envs: Heuristic(None, len(envs))}
+            "heuristic": lambda envs: Heuristic(thresholds, len(envs))}
+
+
+def tuned_thresholds(task_name: str) -> HeuristicConfig:
+    """The heuristic's thresholds that ship for a task, else the defaults."""
+    path = SHIPPED / f"{task_name}{THRESHOLDS}"
+    if not path.is_file():
+        return HeuristicConfig()
+    stored = orjson.loads(path.read_bytes())["config"]
+    return HeuristicConfig(**stored | {"blueprints": tuple(stored["blueprints"])})
