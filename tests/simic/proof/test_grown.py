@@ -61,7 +61,8 @@ def test_the_plain_module_is_the_same_network(kept):
 
 def test_it_is_the_episode_that_the_policy_plays(kept):
     _, played = kept
-    assert [played] == play(parse_task(TASK), simple_makers(parse_task(TASK), 3)["heuristic"], root_seed=3, seeds=[0], population=1)
+    task = parse_task(TASK)
+    assert [played] == play(task, simple_makers(task, 3)["heuristic"], root_seed=3, seeds=[0], population=1)
 
 
 def test_policies_of_every_kind(tmp_path):
