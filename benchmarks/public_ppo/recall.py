@@ -13,7 +13,7 @@ FEATURES = 8
 WINDOW = 256
 """Episodes over which a solution has to hold."""
 SOLVED = 0.95
-BUDGET = 400_000
+BUDGET = 150_000
 """Env steps after which a run gives up."""
 
 

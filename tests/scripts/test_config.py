@@ -12,10 +12,11 @@ from esper.runtime.tasks import task_names
 from esper.scripts.config import display, main, make_parser, parse
 from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, choices, optional
 
-COMPANIONS = {"resume": ["--telemetry-dir", "d"], "gpu_preload": ["--devices", "cuda:0"]}
+COMPANIONS = {"resume": ["--telemetry-dir", "d"], "gpu_preload": ["--devices", "cuda:0"], "teacher": ["--teacher-rounds", "1"],
+              "teacher_rounds": ["--teacher", "heuristic"]}
 TEXTS = {"slots": ["r0c1", "r0c0"], "devices": ["cuda:1", "cpu"], "population": ["24"], "auto_forward_gates": ["g3", "g1"],
          "ab_reward_modes": ["sparse", "shaped"], "heuristic.blueprints": ["norm"], "governor.history_window": ["30"],
-         "governor.min_samples": ["5"], "reward.progress_weight": ["1.5"]}
+         "governor.min_samples": ["5"], "reward.progress_weight": ["1.5"], "blind": ["depth", "alpha"]}
 
 
 def leaf(config: TrainingConfig, path: str) -> Any:
@@ -92,12 +93,12 @@ def test_show_prints_each_value_with_its_origin(capsys: pytest.CaptureFixture[st
     monkeypatch.setenv("COLUMNS", "300")
     file = tmp_path / "run.yaml"
     file.write_text("hidden: 64\n")
-    assert main(["show", "ppo", "--preset", "quickstart", "--config", str(file), "--lr", "3e-4"]) == 0
+    assert main(["show", "ppo", "--preset", "quickstart", "--config", str(file), "--lr", "2e-4"]) == 0
     rows = shown(capsys.readouterr().out)
     assert list(rows) == list(LEAVES)
-    assert rows["task"] == ("digits_impaired", "preset quickstart")
+    assert rows["task"] == ("digits_shift", "preset quickstart")
     assert rows["hidden"] == ("64", f"file {file}")
-    assert rows["ppo.lr"] == ("0.0003", "flag")
+    assert rows["ppo.lr"] == ("0.0002", "flag")
     assert rows["policy"] == ("ppo", "flag")
     assert rows["seed"] == ("42", "default")
 
