@@ -15,7 +15,7 @@ from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.heuristic import Heuristic
-from run_helpers import SMALL, assert_same_run, rows, train
+from run_helpers import SMALL, assert_same_run, rows, story, train
 
 PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
 
@@ -107,3 +107,11 @@ def test_what_cannot_be_taught_is_refused(fields, words) -> None:
 def test_schedules_of_another_task_are_refused(schedules) -> None:
     with pytest.raises(EsperError, match="for task 'digits_shift'"):
         train(teacher=schedules("digits_shift", ()), teacher_rounds=1)
+
+
+def test_imitation_sounds_no_alarm_about_what_the_policy_saw(tmp_path, schedules) -> None:
+    """Several updates from one rollout: only the first can tell whether acting and learning see the same."""
+    train(tmp_path / "run", teacher=schedules(), teacher_rounds=1, teacher_updates=4, rounds=1)
+    updates = [event["data"] for event in story(tmp_path / "run") if event["event_type"] == "ppo_update"]
+    assert [update["log_prob_drift"] < 1e-4 for update in updates] == [True]
+    assert updates[0]["approx_kl"] == 0.0

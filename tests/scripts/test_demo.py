@@ -7,8 +7,8 @@ from esper.scripts import demo
 from esper.scripts.cli import main
 from esper.simic.training.config import PRESETS, Preset
 
-SMALL = {"task": "digits_shift", "envs": 2, "rounds": 2, "episode_length": 4, "steps_per_epoch": 2, "val_size": 48, "batch_size": 16,
-         "hidden": 16, "teacher": "heuristic", "teacher_rounds": 1}
+SMALL = {"task": "digits_shift", "envs": 2, "rounds": 2, "episode_length": 4, "steps_per_epoch": 2, "val_size": 48,
+         "batch_size": 16, "hidden": 16, "teacher": "heuristic", "teacher_rounds": 1}
 
 
 def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, capsys) -> None:

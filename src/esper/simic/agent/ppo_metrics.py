@@ -9,7 +9,8 @@ from typing import Any
 from esper.leyline import HEAD_NAMES, EsperError
 
 Reducer = Callable[[Sequence[float]], float]
-REDUCERS: dict[str, Reducer] = {"mean": fmean, "max": max, "min": min, "sum": sum, "last": lambda values: values[-1]}
+REDUCERS: dict[str, Reducer] = {"mean": fmean, "max": max, "min": min, "sum": sum, "first": lambda values: values[0],
+                                "last": lambda values: values[-1]}
 """How a metric of several updates becomes one."""
 
 
@@ -38,7 +39,7 @@ class PPOUpdateMetrics:
     clip_fraction: float = _metric("share", "mean", "Share of steps whose ratio left the clip range.")
     ratio_max: float = _metric("ratio", "max", "Largest probability ratio to the acting policy.")
     ratio_min: float = _metric("ratio", "min", "Smallest probability ratio to the acting policy.")
-    log_prob_drift: float = _metric("nats", "max", "Largest difference between acting and update log-probs before any step.")
+    log_prob_drift: float = _metric("nats", "first", "Largest difference between acting and update log-probs before any step.")
     grad_norm: float = _metric("norm", "mean", "Gradient norm before clipping.")
     grad_norm_max: float = _metric("norm", "max", "Largest gradient norm before clipping.")
     optimizer_steps: int = _metric("steps", "sum", "Optimizer steps taken.")

@@ -173,7 +173,7 @@ def minibatch_loss(seen: PolicyEvaluation, mb: RolloutBatch, advantages: Tensor,
             "approx_kl": approx_kl(logratio, mb.choice), "clip_fraction": clipfrac(logratio, mb.choice, clip=config.clip),
             "ratio_max": counted.max().exp(), "ratio_min": counted.min().exp(), "log_prob_drift": head_logratio.abs().max(),
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
-            **_by_head("head_kl", torch.expm1(head_logratio) - head_logratio, mb.choice),
+            **_by_head("head_kl", (torch.expm1(head_logratio) - head_logratio) * (not imitate), mb.choice),
         }
     return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
 
