@@ -27,13 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if failed := train.main(["ppo", "--preset", PRESET, "--telemetry-dir", str(run)]):
         return failed
     print(f"\n2. prove it on {SEEDS} networks that it has never seen", flush=True)
-    policy, proof = run / "checkpoints" / "best.safetensors", run / "proof"
-    if failed := prove.main(["--task", TASK, "--policy", str(policy), "--seeds", str(SEEDS), "--probe-seeds", str(PROBE_SEEDS),
+    proof = run / "proof"
+    if failed := prove.main(["--task", TASK, "--policy", str(run), "--seeds", str(SEEDS), "--probe-seeds", str(PROBE_SEEDS),
                              "--out", str(proof)]):
         return failed
     print(f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
-          f"  esper report {run}                                             # the training as one page\n"
-          f"  esper grow --task {TASK} --policy {policy} --out grown\n"
+          f"  esper report {run}                                       # the training as one page\n"
+          f"  esper grow --task {TASK} --policy {run} --out grown\n"
           f"  esper prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3        # policies that ship, 96 networks")
     return 0
 

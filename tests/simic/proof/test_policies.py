@@ -39,7 +39,7 @@ def test_a_checkpoint_gives_its_policy(run):
 
 def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
     path, agent = run
-    weights = ship_policy(path / "checkpoints" / "best.safetensors", "small", tmp_path)
+    weights = ship_policy(path, "small", tmp_path)
     origin = orjson.loads((tmp_path / "small.json").read_bytes())
     assert origin["seed"] == origin["config"]["seed"] == 42
     assert origin["config"]["task"] == "digits_impaired"

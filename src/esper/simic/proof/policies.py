@@ -14,6 +14,7 @@ from esper.leyline.files import write_atomic
 from esper.nissa import RunDirectory
 from esper.runtime.tasks import TaskSpec
 from esper.simic.proof.episodes import Maker
+from esper.simic.training.checkpoint import find_checkpoint
 from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
 from esper.tamiyo.features import schema
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
@@ -34,13 +35,15 @@ def shipped_schedules(task: TaskSpec) -> Path:
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
-    """A policy that ships, by name, or one in a file: its own, or a checkpoint in a run's `checkpoints`."""
+    """A policy that ships, by name; one in a file: its own, or a checkpoint in a run's `checkpoints`; or a run's newest."""
     path = Path(name_or_path)
     if str(name_or_path) in shipped_policies():
         path = SHIPPED / f"{name_or_path}{WEIGHTS}"
+    elif path.is_dir():
+        path = find_checkpoint("auto", path)
     elif not path.is_file():
         raise EsperError(f"policy {str(name_or_path)!r} is neither a file nor one that ships; "
-                         + allowed(shipped_policies() or ["the path of a policy or checkpoint (none ships yet)"]))
+                         + allowed([*shipped_policies(), "a run's directory", "the path of a policy or checkpoint"]))
     if path.absolute().parent.name != "checkpoints":
         return RecurrentPolicy.load(path, feature_schema=schema())
     tensors, meta = read_archive(path, kind="run")
@@ -51,10 +54,10 @@ def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
                                    meta["agent"]["schema"], origin=path, feature_schema=schema())
 
 
-def ship_policy(checkpoint: str | Path, name: str, directory: str | Path = SHIPPED) -> Path:
-    """Write a checkpoint's policy and where it came from under a name; the run's directory must still be around it."""
-    checkpoint, path = Path(checkpoint), Path(directory) / f"{name}{WEIGHTS}"
-    run = RunDirectory.open(checkpoint.absolute().parent.parent)
+def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SHIPPED) -> Path:
+    """Write the policy of a run's newest checkpoint, and where it came from, under a name."""
+    run, path = RunDirectory.open(Path(run_directory)), Path(directory) / f"{name}{WEIGHTS}"
+    checkpoint = find_checkpoint("auto", Path(run_directory))
     load_policy(checkpoint).save(path)
     git = run.info["git"] or {}
     origin = {"command": run.info["command"], "seed": run.config["seed"], "commit": git.get("commit"), "dirty": git.get("dirty"),
