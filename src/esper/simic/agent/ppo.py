@@ -55,19 +55,21 @@ class PPOAgent:
         self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, eps=1e-5, fused=True)
         self.popart = PopArt(network.value_out, network.value_mean, network.value_scale, decay=config.popart_decay)
         self.updates = 0
+        self.imitations = 0
+        """Updates that imitated; the schedules wait for those that do not."""
         self.skipped_steps = 0
 
     @property
     def epsilon(self) -> float:
-        return self.config.annealed("epsilon", self.updates)
+        return self.config.annealed("epsilon", self.updates - self.imitations)
 
     @property
     def entropy_coef(self) -> float:
-        return self.config.annealed("entropy_coef", self.updates)
+        return self.config.annealed("entropy_coef", self.updates - self.imitations)
 
     @property
     def learning_rate(self) -> float:
-        return self.config.annealed("lr", self.updates)
+        return self.config.annealed("lr", self.updates - self.imitations)
 
     def initial_hidden(self) -> Hidden:
         return self.policy.initial_hidden(self.buffer.num_envs)
@@ -103,6 +105,7 @@ class PPOAgent:
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)
         self.updates += 1
+        self.imitations += imitate
         self.buffer.length = 0
         return metrics
 
@@ -133,7 +136,8 @@ class PPOAgent:
         return tensors, {
             "kind": "agent", "schema": self.policy.schema(), "config": asdict(self.config), "seed": self.seed,
             "num_envs": self.buffer.num_envs, "num_steps": self.buffer.num_steps, "num_slots": self.buffer.num_slots,
-            "buffer_length": self.buffer.length, "updates": self.updates, "skipped_steps": self.skipped_steps,
+            "buffer_length": self.buffer.length, "updates": self.updates, "imitations": self.imitations,
+            "skipped_steps": self.skipped_steps,
             "popart": self.popart.statistics.state_dict(),
         }
 
@@ -147,8 +151,8 @@ class PPOAgent:
                    config: PPOConfig | None = None, device: str = "cpu", origin: object = "agent state") -> PPOAgent:
         """The agent that `state` described; `config`, where given, must agree with it field by field."""
         require_fields(origin, "header", meta, (
-            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates", "skipped_steps",
-            "popart"))
+            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates", "imitations",
+            "skipped_steps", "popart"))
         require_fields(origin, "config", meta["config"], asdict(PPOConfig()))
         for name, value in (asdict(config).items() if config else ()):
             require_equal(origin, f"config.{name}", meta["config"][name], value)
@@ -162,7 +166,7 @@ class PPOAgent:
                                          device=device)
         agent = cls(policy, PPOConfig(**meta["config"]), num_envs=meta["num_envs"], num_steps=meta["num_steps"],
                     num_slots=meta["num_slots"], seed=meta["seed"])
-        agent.updates, agent.skipped_steps = meta["updates"], meta["skipped_steps"]
+        agent.updates, agent.imitations, agent.skipped_steps = meta["updates"], meta["imitations"], meta["skipped_steps"]
         agent.popart.statistics.load_state_dict(meta["popart"])
         agent._load_adam(origin, parts["adam"])
         agent.buffer.load_state_tensors(meta["buffer_length"], parts["buffer"])

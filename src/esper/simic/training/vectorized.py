@@ -184,8 +184,7 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
         return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), device=device,
                                    origin="checkpoint")
     steps = config.rollout_length or env.rules.max_epochs
-    updates = (config.teacher_rounds * config.teacher_updates
-               + (config.rounds - config.teacher_rounds) * config.updates_per_round)
+    updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
     ppo = config.ppo if config.ppo.anneal_updates else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
         updates, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
     with torch.random.fork_rng(devices=[]):
