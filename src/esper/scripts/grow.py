@@ -14,7 +14,7 @@ from esper.simic.proof.grown import PLAIN, RECORD, evaluate
 from esper.simic.proof.grown import grow as grow_network
 
 
-def grow(task: str, policy: str, out: Path, seed: int = 0, deterministic: bool = False) -> None:
+def grow(task: str, policy: str, out: Path, seed: int = 0, sample: bool = False) -> None:
     """Train one network and let a policy grow it; keep what it became.
 
     Args:
@@ -22,12 +22,12 @@ def grow(task: str, policy: str, out: Path, seed: int = 0, deterministic: bool =
         policy: A policy that ships (by name) or a file with one, or heuristic, random, wait.
         out: Where the network goes: structure.json, weights.safetensors, the plain module, and a record.
         seed: Root of the run's random numbers.
-        deterministic: Take the most likely actions instead of sampling.
+        sample: Sample the policy's actions instead of taking the most likely ones.
     """
     torch.set_num_threads(1)
     spec = parse_task(task)
     with bars() as track:
-        played = grow_network(spec, policy, writable(out), seed=seed, deterministic=deterministic,
+        played = grow_network(spec, policy, writable(out), seed=seed, sample=sample,
                               advance=track("growing", spec.episode_length))
     table = Table("epoch", "decision", "slot", "blueprint", box=None)
     for decision in played.decisions:

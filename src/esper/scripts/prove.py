@@ -42,7 +42,7 @@ FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLO
 
 
 def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Path | None = None, search: int = 0,
-          candidates: int = 208, out: Path | None = None, deterministic: bool = False, probe_seeds: int = 256,
+          candidates: int = 208, out: Path | None = None, sample: bool = False, probe_seeds: int = 256,
           transfer: tuple[str, ...] = ()) -> None:
     """Compare policies with never growing, random growth, rules of thumb, fixed schedules and hosts of equal size or FLOPs, on
     seeds that no training has seen. Prints tables; writes proof.json and report.html.
@@ -55,14 +55,14 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Pa
         search: Search for schedules first, within so many env-steps, and write them to the file.
         candidates: Schedules that the search begins with.
         out: Where the results go; by default runs/prove-TASK.
-        deterministic: Policies take their most likely actions instead of sampling.
+        sample: Sample the policies' actions instead of taking the most likely ones.
         probe_seeds: Training seeds that the probe is fitted on.
         transfer: Tasks that the policies are also tried on as they are, such as digits_scale.
     """
     torch.set_num_threads(1)
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
-    config = ProofConfig(seeds=seeds, deterministic=deterministic, probe_seeds=probe_seeds)
-    brief = ProofConfig(seeds=seeds, deterministic=deterministic, brief=True)
+    config = ProofConfig(seeds=seeds, sample=sample, probe_seeds=probe_seeds)
+    brief = ProofConfig(seeds=seeds, sample=sample, brief=True)
     policies = {name: load_policy(name) for name in policy}
     if others and not policies:
         raise EsperError(f"--transfer {' '.join(transfer)} needs a policy to try there")

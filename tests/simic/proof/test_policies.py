@@ -82,13 +82,13 @@ def decisions(**options):
 
 
 def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
-    assert decisions() == decisions()
-    assert decisions() != decisions(root_seed=7)
-    assert decisions(deterministic=True) == decisions(deterministic=True, root_seed=7) != decisions()
+    assert decisions(sample=True) == decisions(sample=True)
+    assert decisions(sample=True) != decisions(sample=True, root_seed=7)
+    assert decisions() == decisions(root_seed=7) != decisions(sample=True)
 
 
 def test_shuffled_observations_change_what_is_done():
-    assert decisions(shuffled=True) != decisions()
+    assert decisions(sample=True, shuffled=True) != decisions(sample=True)
     with pytest.raises(EsperError, match="single env"):
         Acting(policy(), [0], 8, root_seed=0, shuffled=True)
 

@@ -48,8 +48,8 @@ class ProofConfig:
 
     seeds: int = 96
     """Held-out seeds."""
-    deterministic: bool = False
-    """Learned policies take their most likely actions; otherwise they sample, without exploration."""
+    sample: bool = False
+    """Learned policies sample their actions, without exploration; otherwise they take the most likely ones."""
     probe_seeds: int = 256
     """Training seeds that the probe is fitted on."""
     brief: bool = False
@@ -100,7 +100,7 @@ def prove(task: TaskSpec, policies: Mapping[str, RecurrentPolicy], config: Proof
 
 
 def _acting(task: TaskSpec, policy: RecurrentPolicy, config: ProofConfig, *, shuffled: bool = False) -> Maker:
-    return lambda envs: Acting(policy, envs, task.episode_length, root_seed=HELD_OUT, deterministic=config.deterministic,
+    return lambda envs: Acting(policy, envs, task.episode_length, root_seed=HELD_OUT, sample=config.sample,
                                shuffled=shuffled)
 
 

@@ -25,7 +25,7 @@ from esper.simic.proof.policies import Acting, load_policy, simple_makers
 RECORD, PLAIN = "grown.json", "plain.pt2"
 
 
-def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, deterministic: bool = False,
+def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, sample: bool = False,
          advance: Any = None) -> Played:
     """Train one network from this root seed under a policy (by name or file, or heuristic, random, wait) and keep it."""
     check_number("grow", "seed", seed, integer=True)
@@ -33,14 +33,14 @@ def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, determi
     make: Maker | None = (makers | {"wait": makers["static"]}).get(policy)
     if make is None:
         learned = load_policy(policy)
-        make = lambda envs: Acting(learned, envs, task.episode_length, root_seed=seed, deterministic=deterministic)  # noqa: E731
+        make = lambda envs: Acting(learned, envs, task.episode_length, root_seed=seed, sample=sample)  # noqa: E731
     (env,) = populations(task, [0], root_seed=seed, size=1)
     env.begin_round(0)
     (played,) = finish_round(env, task, make([0]), FlopMeter(task), advance)
     model, directory = env.groups[0].model, Path(out)
     save_network(directory, model)
     export(model, directory / PLAIN)
-    record = {"task": task.name, "policy": policy, "root_seed": seed, "deterministic": deterministic, **asdict(played)}
+    record = {"task": task.name, "policy": policy, "root_seed": seed, "sample": sample, **asdict(played)}
     write_atomic(directory / RECORD, orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     return played
 

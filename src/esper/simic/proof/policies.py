@@ -67,14 +67,14 @@ def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SH
 
 
 class Acting:
-    """A learned policy without exploration: its actions are sampled with each seed's own numbers, or the most likely ones."""
+    """A learned policy without exploration: its most likely actions, or sampled ones, with each seed's own numbers."""
 
-    def __init__(self, policy: RecurrentPolicy, envs: Sequence[int], steps: int, *, root_seed: int, deterministic: bool = False,
+    def __init__(self, policy: RecurrentPolicy, envs: Sequence[int], steps: int, *, root_seed: int, sample: bool = False,
                  shuffled: bool = False) -> None:
         """`shuffled` shows each env what its neighbour should see, all through the episode; its masks stay its own."""
         if shuffled and len(envs) < 2:
             raise EsperError("observations of a single env cannot be shuffled; play two or more side by side")
-        self.policy, self.deterministic, self.shuffled, self._epoch = policy, deterministic, shuffled, 0
+        self.policy, self.sample, self.shuffled, self._epoch = policy, sample, shuffled, 0
         self._uniforms = action_uniforms(root_seed, 0, envs, steps)
 
     def initial_hidden(self, num_envs: int) -> Hidden:
@@ -84,7 +84,7 @@ class Acting:
             deterministic: bool = False) -> PolicyStep:
         shown = map_tensors(obs, lambda t: t.roll(1, 0)) if self.shuffled else obs
         self._epoch += 1
-        return self.policy.act(shown, hidden, masks, deterministic=deterministic or self.deterministic,
+        return self.policy.act(shown, hidden, masks, deterministic=deterministic or not self.sample,
                                uniforms=self._uniforms[:, self._epoch - 1])
 
 
