@@ -49,10 +49,11 @@ def describe(run: dict[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="seeds per side")
-    seeds = parser.parse_args().seeds
-    other = library_python()
+    parser.add_argument("--theirs", nargs="+", default=["tuned"], help="settings of the other side: default, tuned")
+    options = parser.parse_args()
+    seeds, other = options.seeds, library_python()
     sides = {"ours": (sys.executable, "benchmarks.public_ppo.ours"),
-             **{f"RecurrentPPO, {name}": (other, "benchmarks.public_ppo.theirs", name) for name in ("default", "tuned")}}
+             **{f"RecurrentPPO, {name}": (other, "benchmarks.public_ppo.theirs", name) for name in options.theirs}}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for seed in range(seeds):  # sides take turns, so that a busy machine is busy for all of them
         for name, command in sides.items():

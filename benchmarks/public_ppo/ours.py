@@ -30,7 +30,7 @@ def run(seed: int, config: PPOConfig | None = None) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network = TamiyoNetwork(FEATURES, 1, hidden=64, slot_hidden=32)
-    config = config or PPOConfig(anneal_updates=40)
+    config = config or PPOConfig(epsilon=0.03, anneal_updates=10)
     agent = PPOAgent(RecurrentPolicy(network), config, num_envs=ENVS, num_steps=STEPS, num_slots=1, seed=seed)
     task, progress, masks = Recall(ENVS, 100 + seed), Progress(), legal()
     slots, blueprints = torch.zeros(ENVS, 1, 1), torch.full((ENVS, 1), -1)
