@@ -38,7 +38,7 @@ from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
-    """Every threshold of the rules; the defaults are what `python -m benchmarks.tune_heuristic` chose for all digits tasks."""
+    """Every threshold of the rules. Those that `python -m benchmarks.tune_heuristic` found for a task ship with the package."""
 
     blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
     """Strongest first; one that was pruned is not planted in the same network again."""
