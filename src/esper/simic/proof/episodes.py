@@ -16,7 +16,7 @@ from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_sp
 from esper.simic.proof.flops import FlopMeter
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.vector_env import VectorEnv
+from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 
 HELD_OUT, TRAINING = -1, 0
 """Root seeds. A training run's root is 0 or more, so nothing can have been trained or chosen on what is held out."""
@@ -86,7 +86,8 @@ def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int)
     batches = SharedBatchIterator(split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed,
                                   rows=[rows])
     group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
-    return VectorEnv(task, [group], batches, validation_batches(split, task.val_size), action_rules(task, root_seed=root_seed))
+    return VectorEnv(task, [group], batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
+                     action_rules(task, root_seed=root_seed))
 
 
 def populations(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None) -> Iterator[VectorEnv]:

@@ -99,6 +99,10 @@ class Ledger:
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
 
 
+EVALUATION_BATCH = 256
+"""Most samples of one pass in validation: larger activations leave the cache and take longer each."""
+
+
 class VectorEnv:
     """Groups of envs, their data and their rules."""
 

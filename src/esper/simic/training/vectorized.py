@@ -36,7 +36,7 @@ from esper.simic.training.checkpoint import (
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.recording import RunRecorder
-from esper.simic.training.vector_env import VectorEnv
+from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
 from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, columns, schema
 from esper.tamiyo.heuristic import Heuristic
@@ -167,7 +167,7 @@ def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices
               for members, count, place in zip(ids, rows, places, strict=True)]
     rules = replace(action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds), reward=rewards,
                     rollback_reward=rewards.rollback)
-    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), rules)
+    return VectorEnv(task, groups, batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)), rules)
 
 
 def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractContextManager[Any]]:
