@@ -160,7 +160,8 @@ class SharedBatchIterator:
 
     Every env walks through its own permutations of its whole pool of training samples, a batch may end one and begin the next.
     A loop that was left, or a position that was restored, goes on with the rest of its epoch. Rows beyond a group's envs
-    (idle rows of a padded population) repeat its first env. Batches are fresh memory: they may be kept.
+    (idle rows of a padded population) repeat its first env. An env that is named twice gets the same batches twice. Batches are
+    fresh memory: they may be kept.
     """
 
     def __init__(self, split: Split, groups: Sequence[Sequence[int]], batch_size: int, *, steps_per_epoch: int, seed: int,
@@ -174,8 +175,8 @@ class SharedBatchIterator:
         self.batch_size, self.steps_per_epoch, self.seed = batch_size, steps_per_epoch, seed
         if batch_size < 1 or steps_per_epoch < 1:
             raise DataError(f"batch_size {batch_size}, steps_per_epoch {steps_per_epoch}; allowed: ≥ 1")
-        if not self.envs or not all(self.groups) or len(set(self.envs)) != len(self.envs):
-            raise DataError(f"groups {self.groups}; allowed: one or more groups of one or more envs, each env once")
+        if not self.envs or not all(self.groups):
+            raise DataError(f"groups {self.groups}; allowed: one or more groups of one or more envs")
         if len(self.rows) != len(self.groups) or any(r < len(g) for r, g in zip(self.rows, self.groups, strict=True)):
             raise DataError(f"rows {self.rows} for groups {self.groups}; allowed: one number per group, at least its envs")
         self._split = split

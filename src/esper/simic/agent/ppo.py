@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, ActionMasks, PolicyObservation, PolicyStep, StructureError, stream_seed
+from esper.leyline import HEAD_NAMES, ActionMasks, EsperError, PolicyObservation, PolicyStep, StructureError, stream_seed
 from esper.simic.agent.normalization import PopArt
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.agent.ppo_update import (
@@ -26,6 +26,7 @@ from esper.simic.agent.ppo_update import (
     masked_mean,
     normalize_advantages,
     optimize,
+    without_luck,
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
@@ -45,8 +46,11 @@ class PPOAgent:
     """
 
     def __init__(self, policy: RecurrentPolicy, config: PPOConfig, *, num_envs: int, num_steps: int, num_slots: int,
-                 seed: int) -> None:
-        self.policy, self.config, self.seed = policy, config, seed
+                 seed: int, twins: int = 1) -> None:
+        """So many successive envs are `twins`: they live in the same world, and only decisions tell them apart."""
+        if num_envs % twins:
+            raise EsperError(f"PPOAgent: {num_envs} envs are no multiple of {twins} twins")
+        self.policy, self.config, self.seed, self.twins = policy, config, seed, twins
         network = policy.network
         network.bf16 = config.bf16
         sizes = network.architecture
@@ -94,6 +98,7 @@ class PPOAgent:
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         self.popart.update(returns[batch.valid])
+        advantages = without_luck(advantages, batch.valid, self.twins)
         normalized_advantages, advantage_std = normalize_advantages(
             advantages, batch.choice, floor=self.config.advantage_floor * self.policy.network.value_scale.item())
         for group in self.optimizer.param_groups:
@@ -136,7 +141,7 @@ class PPOAgent:
         return tensors, {
             "kind": "agent", "schema": self.policy.schema(), "config": asdict(self.config), "seed": self.seed,
             "num_envs": self.buffer.num_envs, "num_steps": self.buffer.num_steps, "num_slots": self.buffer.num_slots,
-            "buffer_length": self.buffer.length, "updates": self.updates, "imitations": self.imitations,
+            "twins": self.twins, "buffer_length": self.buffer.length, "updates": self.updates, "imitations": self.imitations,
             "skipped_steps": self.skipped_steps,
             "popart": self.popart.statistics.state_dict(),
         }
@@ -151,8 +156,8 @@ class PPOAgent:
                    config: PPOConfig | None = None, device: str = "cpu", origin: object = "agent state") -> PPOAgent:
         """The agent that `state` described; `config`, where given, must agree with it field by field."""
         require_fields(origin, "header", meta, (
-            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "buffer_length", "updates", "imitations",
-            "skipped_steps", "popart"))
+            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "twins", "buffer_length", "updates",
+            "imitations", "skipped_steps", "popart"))
         require_fields(origin, "config", meta["config"], asdict(PPOConfig()))
         for name, value in (asdict(config).items() if config else ()):
             require_equal(origin, f"config.{name}", meta["config"][name], value)
@@ -165,7 +170,7 @@ class PPOAgent:
         policy = RecurrentPolicy.rebuild(parts["network"], meta["schema"], origin=origin, feature_schema=feature_schema,
                                          device=device)
         agent = cls(policy, PPOConfig(**meta["config"]), num_envs=meta["num_envs"], num_steps=meta["num_steps"],
-                    num_slots=meta["num_slots"], seed=meta["seed"])
+                    num_slots=meta["num_slots"], seed=meta["seed"], twins=meta["twins"])
         agent.updates, agent.imitations, agent.skipped_steps = meta["updates"], meta["imitations"], meta["skipped_steps"]
         agent.popart.statistics.load_state_dict(meta["popart"])
         agent._load_adam(origin, parts["adam"])

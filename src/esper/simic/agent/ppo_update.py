@@ -102,6 +102,17 @@ def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor
     return advantages, advantages + batch.value
 
 
+def without_luck(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
+    """Each advantage less the mean of its twins' at the same step: what befell all of them is not what one of them did.
+
+    A twin that did not decide there does not count; without another one an advantage stays as it is."""
+    if twins == 1:
+        return advantages
+    grouped, counts = (torch.where(where, x, 0.0).unflatten(0, (-1, twins)) for x in (advantages, torch.ones_like(advantages)))
+    others, number = grouped.sum(1, keepdim=True) - grouped, counts.sum(1, keepdim=True) - counts
+    return advantages - (others / number.clamp(min=1)).flatten(0, 1)
+
+
 def normalize_advantages(advantages: Tensor, where: Tensor, *, floor: float) -> tuple[Tensor, float]:
     """Zero mean and unit spread over the rows where the policy had a choice; also returns the spread before.
 

@@ -165,7 +165,7 @@ def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> O
     if spec.op is LifecycleOp.WAIT:
         return OpResult(True)
     if spec.op is LifecycleOp.GERMINATE:
-        seed = stream_seed(context.rules.root_seed, "germination", env.episode_idx, env.env_idx, env.germinated)
+        seed = stream_seed(context.rules.root_seed, "germination", env.episode_idx, env.world, env.germinated)
         return network.germinate(spec.slot_id, spec.blueprint_id, init_seed=seed, algorithm=spec.algorithm,
                                  ramp_curve=spec.ramp_curve, tempo_epochs=spec.tempo_epochs, alpha_target=spec.alpha_target)
     if spec.op is LifecycleOp.SET_ALPHA_TARGET:

@@ -37,7 +37,8 @@ from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
-_LEAST = {"rounds": 1, "envs": 1, "seed": 0, "episode_length": 1, "rollout_length": 1, "batch_size": 1, "steps_per_epoch": 1,
+_LEAST = {"rounds": 1, "envs": 1, "twins": 1,
+          "seed": 0, "episode_length": 1, "rollout_length": 1, "batch_size": 1, "steps_per_epoch": 1,
           "val_size": 1, "max_seeds": 0, "hidden": 1, "updates_per_round": 1, "teacher_rounds": 0, "teacher_updates": 1,
           "checkpoint_every": 0, "keep_last": 1}
 
@@ -54,6 +55,9 @@ class TrainingConfig:
     """Rounds to train; in each, every env plays one episode."""
     envs: int = 16
     """Networks that grow side by side."""
+    twins: int = 1
+    """Successive envs that share a world: weights at birth, data and condition. They differ in what is decided, so what luck
+    they share is taken out of the advantages."""
     seed: int = 42
     """Root of every random stream; the same seed gives the same run."""
 
@@ -175,6 +179,9 @@ class TrainingConfig:
         yield (self.teacher is None) is not (self.teacher_rounds == 0), (
             f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither")
         yield self.teacher is not None and self.policy != "ppo", f"teacher with policy {self.policy}, which cannot learn"
+        yield self.envs % self.twins != 0, f"envs {self.envs} with twins {self.twins}: must be a multiple"
+        yield self.twins > 1 and self.rollout_length is not None, (
+            f"twins {self.twins} with rollout_length {self.rollout_length}: twins are compared over whole episodes")
         yield self.resume == "auto" and self.telemetry_dir is None, (
             "resume auto looks for checkpoints in telemetry_dir, which is not set")
 

@@ -106,20 +106,23 @@ class GovernedRow:
 def create_env_group(task: Task, env_ids: Sequence[int], *, population: int, device: str, root_seed: int,
                      governor: GovernorConfig | None = None, hub: TelemetryHub | None = None,
                      stream: torch.cuda.Stream | None = None,
-                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext, loss_scaling: bool = False) -> EnvGroup:
-    """A population on one device, one env in each of its first rows; the others idle. Half precision needs `loss_scaling`."""
+                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext, loss_scaling: bool = False,
+                     twins: int = 1) -> EnvGroup:
+    """A population on one device, one env in each of its first rows; the others idle. Half precision needs `loss_scaling`;
+    `twins` successive envs share a world."""
     if not 1 <= len(env_ids) <= population:
         raise PopulationError(f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}")
     model = create_model(task, device, population=population, seeds=[0] * population, slots=task.slots)
     optimizer = task.build_optimizer(model)
     scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling)
     group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
-    group.envs = [create_env_state(group, row, env_id, task, governor=governor, hub=hub) for row, env_id in enumerate(env_ids)]
+    group.envs = [create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
+                  for row, env_id in enumerate(env_ids)]
     reset_group(group, task, root_seed=root_seed, first_episode=0)
     return group
 
 
-def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, governor: GovernorConfig | None = None,
+def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, world: int, governor: GovernorConfig | None = None,
                      hub: TelemetryHub | None = None) -> ParallelEnvState:
     """One env: views of its row, its governor and its tracker."""
     network = NetworkRow(group.model, row)
@@ -127,18 +130,18 @@ def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, gov
     return ParallelEnvState(
         model=network, host_optimizer=OptimizerRow(group.optimizer, row, host=True),
         seed_optimizer=OptimizerRow(group.optimizer, row, host=False), scaler=group.scaler,
-        stream=group.stream, device=device, env_idx=env_idx,
+        stream=group.stream, device=device, env_idx=env_idx, world=world,
         governor=TolariaGovernor(GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss),
         signal_tracker=SignalTracker(task.episode_length),
         telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device))
 
 
 def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: int) -> None:
-    """Fresh networks for a round: env i plays episode `first_episode`, from its own streams."""
+    """Fresh networks for a round: env i plays episode `first_episode`, from its world's streams."""
     for env in group.envs:
-        group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.env_idx))
+        group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.world))
         group.optimizer.forget_row(env.row)
-        task.prepare_row(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.env_idx)
+        task.prepare_row(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world)
         env.episode_idx = first_episode
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0

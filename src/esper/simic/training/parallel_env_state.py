@@ -34,6 +34,8 @@ class ParallelEnvState:
     stream: torch.cuda.Stream | None
     device: str
     env_idx: int
+    world: int
+    """Number of its streams: envs of the same world have the same weights at birth, the same data and the same condition."""
 
     governor: TolariaGovernor
     signal_tracker: SignalTracker

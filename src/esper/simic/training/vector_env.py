@@ -119,11 +119,11 @@ class VectorEnv:
     def begin_round(self, episode: int) -> None:
         """Fresh networks in every env; all play the same episode number, each on its own streams."""
         self.episode = episode
-        envs = [env.env_idx for group in self.groups for env in group.envs]  # as the batches count them
-        self.train.begin_episode(episode, **self.task.data_conditions(self.rules.root_seed, episode, envs))
+        worlds = [env.world for group in self.groups for env in group.envs]  # as the batches count them
+        self.train.begin_episode(episode, **self.task.data_conditions(self.rules.root_seed, episode, worlds))
         for group in self.groups:
             reset_group(group, self.task, root_seed=self.rules.root_seed, first_episode=episode)
-        size = 1 + max(envs)
+        size = 1 + max(env.env_idx for env in self.envs)
         self.ledger = Ledger([0.0] * size, [0.0] * size, [False] * size)
 
     # -- the phases ---------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class VectorEnv:
 
     def _generators(self, group: EnvGroup, epoch: int) -> dict[int, torch.Generator]:
         return {env.env_idx: torch.Generator().manual_seed(
-            stream_seed(self.rules.root_seed, "sampling", self.episode, env.env_idx, epoch)) for env in group.envs}
+            stream_seed(self.rules.root_seed, "sampling", self.episode, env.world, epoch)) for env in group.envs}
 
     def _tally(self, group: EnvGroup, wanted: dict[int, list[Coalition]]) -> ValidationTally:
         tally = None

@@ -159,11 +159,12 @@ def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
     split = validation_split(data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block)
-    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,
+    worlds = [[member // config.twins for member in members] for members in ids]
+    batches = SharedBatchIterator(split, worlds, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,
                                   rows=rows, devices=places)
     groups = [create_env_group(task, members, population=count, device=place, root_seed=config.seed, governor=config.governor,
                                hub=hub, stream=torch.cuda.Stream(place) if place.startswith("cuda") else None,
-                               autocast=autocast_for(config, place), loss_scaling=config.amp == "fp16")
+                               autocast=autocast_for(config, place), loss_scaling=config.amp == "fp16", twins=config.twins)
               for members, count, place in zip(ids, rows, places, strict=True)]
     rules = replace(action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds), reward=rewards,
                     rollback_reward=rewards.rollback)
@@ -196,7 +197,7 @@ def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
     network.deprive(columns(BASE, config.blind), columns(SLOT, config.blind), memory=config.memory)
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
     return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
-                    seed=config.seed)
+                    seed=config.seed, twins=config.twins)
 
 
 def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | None:
