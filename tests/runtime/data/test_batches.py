@@ -438,7 +438,6 @@ def test_preloaded_on_the_device_gives_the_same_samples() -> None:
 
 
 def test_an_env_that_is_named_twice_gets_the_same_batches_twice() -> None:
-    for batches in make(small_split(), [[3, 3], [3]]):
-        (pair, alone) = batches
+    for pair, alone in make(small_split(), [[3, 3], [3]]):
         assert torch.equal(pair.y[0], pair.y[1])
         assert torch.equal(pair.y[:1], alone.y)
