@@ -53,5 +53,5 @@ def test_a_step_that_overflows_is_skipped_and_the_scale_halved() -> None:
 
 
 def test_fp16_needs_a_population_of_one() -> None:
-    with pytest.raises(EsperError, match="fp16 with population 16 of task"):
+    with pytest.raises(EsperError, match="fp16 with population 64 of task"):
         train_ppo_vectorized(**{**SMALL, "amp": "fp16", "population": None})

@@ -202,7 +202,7 @@ def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
     (["--config", "bad.yaml"], ["bad.yaml", "'ruonds'", "did you mean rounds?"]),
     (["--config", "none.yaml"], ["none.yaml", "No such file"]),
     (["--amp", "fp16", "--population", "8"], ["fp16", "population 8"]),
-    (["--amp", "fp16"], ["fp16", "population 16"]),
+    (["--amp", "fp16"], ["fp16", "population 64"]),
     (["--rollout-length", "25"], ["rollout_length 25", "episode_length 24"]),
     (["--val-size", "99999"], ["val_size 99999", "samples"]),
     (["--telemetry-dir", "file/D"], ["file/D", "Not a directory"]),

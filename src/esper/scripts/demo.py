@@ -1,6 +1,7 @@
 """`esper demo`: train a policy, prove it against its rivals, and say what to do next; what `make run` does."""
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -18,10 +19,7 @@ def fresh_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given:
-        print(f"usage: esper demo\n\n{__doc__}", file=sys.stdout if given[0] in ("-h", "--help") else sys.stderr)
-        return 0 if given[0] in ("-h", "--help") else 2
+    argparse.ArgumentParser(prog="esper demo", description=__doc__).parse_args(arguments)
     start, run = time.perf_counter(), fresh_directory()
     print(f"1. train a policy on {TASK} (preset {PRESET}), recorded in {run}", flush=True)
     if failed := train.main(["ppo", "--preset", PRESET, "--telemetry-dir", str(run)]):

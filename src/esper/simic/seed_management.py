@@ -68,7 +68,7 @@ def run_ppo_updates(agent: PPOAgent, ppo_updates_per_batch: int, raw_states: Seq
     updates = []
     for _ in range(ppo_updates_per_batch):
         agent.buffer.length = steps  # an update ends by emptying the buffer; the rows are still there
-        updates.append(agent.update(imitate=imitate))
+        updates.append(agent.update(imitate=True) if imitate else agent.update())
     if obs_normalizer is not None:
         for states in raw_states:
             obs_normalizer.update(states)
