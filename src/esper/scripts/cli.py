@@ -11,6 +11,7 @@ COMMANDS = {
     "grow": ("esper.scripts.grow", "one network, grown by a policy while it trains"),
     "eval": ("esper.scripts.eval", "a grown network on the test split"),
     "demo": ("esper.scripts.demo", "train a policy and prove it, in minutes"),
+    "by_hand": ("esper.scripts.by_hand", "grow sixteen small networks on a schedule, in 20 seconds"),
     "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
     "baseline": ("esper.scripts.baseline", "capture what a short run does, and check that it still does it"),
     "data": ("esper.scripts.data", "datasets: list them, get one"),

@@ -1,8 +1,7 @@
-"""Growth without a policy: sixteen impaired networks on handwritten digits, eight of which grow on a schedule written here.
-
-`python examples/grow_by_hand.py` takes about 20 seconds.
-"""
+"""`esper by_hand`: growth without a policy, in 20 seconds."""
 from __future__ import annotations
+
+import sys
 
 import torch
 from rich.console import Console
@@ -21,6 +20,7 @@ from esper.kasmina import (
 )
 from esper.leyline import GateConfig, Pacing, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, load_dataset, test_batches, validation_split
+from esper.scripts.karn import reader
 from esper.simic.seed_management import advance_active_seed
 
 ROWS, EPOCHS = 16, 24
@@ -30,7 +30,8 @@ SCHEDULE = {"r0c0": 1, "r0c1": 2, "r0c2": 3}
 BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
-def main() -> None:
+def by_hand() -> None:
+    """Sixteen impaired networks on handwritten digits, eight of which grow on a schedule written in this command."""
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
@@ -76,5 +77,7 @@ def evaluate(model: MorphogeneticModel, data: EvalBatches) -> torch.Tensor:
     return 100 * correct / total
 
 
+main = reader(by_hand)
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
