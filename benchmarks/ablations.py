@@ -33,7 +33,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "no exploration": {"ppo.entropy_coef": "0", "ppo.epsilon": "0"},
     "attribution not shown": {"blind": ATTRIBUTION},
     "growth sensors not shown": {"blind": SENSORS},
-    "full rent from the start": {"rent_curriculum": "0"},
+    "rent that rises over half the run": {"rent_curriculum": "0.5"},
+    "no teacher": {"teacher": "none", "teacher_rounds": "0"},
     "no patient prior": {"patience": "0"},
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,13 +63,14 @@ class Feature:
 
 def columns(table: Sequence[Feature], names: Sequence[str]) -> list[int]:
     """Where these features of a table lie, bits included; names of another table have no place here."""
-    found: list[int] = []
-    at = 0
-    for feature in table:
-        if feature.name in names:
-            found += range(at, at + feature.width)
-        at += feature.width
-    return found
+    first = first_columns(table)
+    return [first[f.name] + i for f in table if f.name in names for i in range(f.width)]
+
+
+def first_columns(table: Sequence[Feature]) -> dict[str, int]:
+    """Where each feature of a table begins."""
+    ends = accumulate(feature.width for feature in table)
+    return {feature.name: end - feature.width for feature, end in zip(table, ends, strict=True)}
 
 
 def plain(x: Array) -> Array:

@@ -8,7 +8,7 @@ E envs, S slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from esper.leyline import (
     allowed,
     check_number,
 )
-from esper.tamiyo.features import BASE, SLOT, Feature
+from esper.tamiyo.features import BASE, SLOT, first_columns
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, Memoryless, as_step, waiting
 
 
@@ -83,15 +83,7 @@ class HeuristicConfig:
             check_number("heuristic", name, getattr(self, name))
 
 
-def _columns(table: Sequence[Feature]) -> Mapping[str, int]:
-    found, at = {}, 0
-    for feature in table:
-        found[feature.name] = at
-        at += feature.width
-    return found
-
-
-BASE_COLUMN, SLOT_COLUMN = _columns(BASE), _columns(SLOT)
+BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)
 LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "blending", "holding")]
 STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
