@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.ablations import VARIANTS
+
 from esper.simic.training.config import resolve
 
 
