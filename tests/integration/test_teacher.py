@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -22,10 +23,12 @@ PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
 
 @pytest.fixture
 def schedules(tmp_path):
-    def write(task: str = SMALL["task"], plan=PLAN) -> str:
-        best = Found(schedule=plan, objective=0.5, gain=0.1, seeds=1, env_steps=1)
+    def write(task: str = SMALL["task"], plan=PLAN, patterns=()) -> str:
+        best, nothing = (Found(schedule=p, objective=0.5, gain=0.1, seeds=1, env_steps=1) for p in (plan, ()))
         path = tmp_path / "schedule.json"
-        save_schedules(path, Schedules(task=task, root_seed=0, candidates=1, best=best, by_pattern={}), get_task_spec(task), "")
+        found = Schedules(task=task, root_seed=0, candidates=1, best=best,
+                          by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns})
+        save_schedules(path, found, get_task_spec(task), "")
         return str(path)
 
     return write
@@ -45,9 +48,12 @@ def test_a_policy_learns_to_do_what_its_teacher_did(tmp_path, schedules) -> None
     assert sum(step in wanted for step in alone) >= 12, alone
 
 
-@pytest.mark.parametrize("teacher", ["heuristic", "file"])
+@pytest.mark.parametrize("teacher", ["heuristic", "schedule", "probe"])
 def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, monkeypatch, schedules) -> None:
-    fields = {"teacher": "heuristic" if teacher == "heuristic" else schedules(), "teacher_rounds": 1,
+    task = "digits_shift" if teacher == "probe" else SMALL["task"]
+    patterns = tuple(product((False, True), repeat=2)) if teacher == "probe" else ()
+    fields = {"task": task, "teacher": "heuristic" if teacher == "heuristic" else schedules(task, patterns=patterns),
+              "teacher_rounds": 1,
               "heuristic": {"max_rank": 1.0, "min_tap_ratio": 0.0, "min_contribution": 1.5, "max_progress": 1.0}}
     train(tmp_path / "straight", **fields)
     calls = iter([False] * 4 + [True])
