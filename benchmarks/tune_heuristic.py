@@ -93,6 +93,7 @@ def changes(config: HeuristicConfig) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
     parser.add_argument("--candidates", type=int, default=10, help="to begin with")
     parser.add_argument("--children", type=int, default=5, help="variants of the best, twice")
     parser.add_argument("--envs", type=int, default=16, help="that they meet; twice as many with conditions")
@@ -103,6 +104,10 @@ def main() -> None:
     rng = np.random.default_rng(stream_seed(0, "sampling"))
     pool = [*THOUGHT_OUT, *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(options.candidates - len(THOUGHT_OUT)))]
     for task in TASKS:
+        if task not in options.tasks:  # what it would have drawn, so that the others draw what they always do
+            for _ in range(2):
+                variants(pool[:3], options.children, rng)
+            continue
         # Drawn conditions differ more than anything else does.
         count = options.envs * (1 if get_task_spec(task).conditions is None else 2)
         table = measure(task, [None, *pool], count)

@@ -30,7 +30,7 @@ from esper.simic.proof.compare import LEARNED, ProofConfig
 from esper.simic.proof.compare import prove as compare
 from esper.simic.proof.episodes import parse_task
 from esper.simic.proof.policies import load_policy, shipped_schedules
-from esper.simic.proof.search import Schedules, Track, load_schedules, save_schedules, search_schedules
+from esper.simic.proof.search import Schedules, Track, load_schedules, refine_schedules, save_schedules, search_schedules
 
 COLUMNS = (
     ("J", "iqm", 100, "points of J"), ("J", "mean", 100, "J, mean"), ("test_accuracy", "iqm", 1, "test accuracy, %"),
@@ -42,8 +42,8 @@ FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLO
 
 
 def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Path | None = None, search: int = 0,
-          candidates: int = 208, out: Path | None = None, sample: bool = False, probe_seeds: int = 256,
-          transfer: tuple[str, ...] = ()) -> None:
+          candidates: int = 208, refine: bool = False, out: Path | None = None, sample: bool = False,
+          probe_seeds: int = 256, transfer: tuple[str, ...] = ()) -> None:
     """Compare policies with never growing, random growth, rules of thumb, fixed schedules and hosts of equal size or FLOPs, on
     seeds that no training has seen. Prints tables; writes proof.json and report.html.
 
@@ -54,6 +54,7 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Pa
         schedule: The file of the fixed schedules; by default what ships for the task.
         search: Search for schedules first, within so many env-steps, and write them to the file.
         candidates: Schedules that the search begins with.
+        refine: Then let each of the search's winners meet those that differ in one seed, on the same networks.
         out: Where the results go; by default runs/prove-TASK.
         sample: Sample the policies' actions instead of taking the most likely ones.
         probe_seeds: Training seeds that the probe is fitted on.
@@ -68,7 +69,7 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Pa
         raise EsperError(f"--transfer {' '.join(transfer)} needs a policy to try there")
     directory = writable(Path("runs") / f"prove-{spec.name.replace(':', '-')}" if out is None else out)
     with bars() as track:
-        found = _schedules(spec, schedule, search, candidates, directory, track)
+        found = _schedules(spec, schedule, search, candidates, refine, directory, track)
         results = [compare(spec, policies, config, schedules=found, track=track),
                    *(compare(other, policies, brief, track=track) for other in others)]
     for result in results:
@@ -122,14 +123,18 @@ def _lines(what: str, steps: int) -> Callable[[int], None]:
     return advance
 
 
-def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, directory: Path,
+def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, refine: bool, directory: Path,
                track: Track) -> Schedules | None:
     """Those that a search finds, those in the file, those that ship, or none."""
     if budget:
         found = search_schedules(task, budget, candidates=candidates, track=track)
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
+        if refine:
+            found, command = refine_schedules(task, found, track=track), f"{command} --refine"
         save_schedules(path or directory / "schedule.json", found, task, command)
         return found
+    if refine:
+        raise EsperError("--refine needs --search, whose winners it refines")
     shipped = shipped_schedules(task)
     if path is None and not shipped.is_file():
         return None

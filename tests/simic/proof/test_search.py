@@ -10,7 +10,7 @@ from esper.leyline import EsperError, ObjectiveConfig
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof import play, search_schedules
 from esper.simic.proof.episodes import TRAINING, parse_task
-from esper.simic.proof.search import draw_schedules, load_schedules, patterns, save_schedules
+from esper.simic.proof.search import draw_schedules, load_schedules, neighbours, patterns, refine_schedules, save_schedules
 from esper.tamiyo import FixedSchedule, Planting
 from simic.proof.worlds import IMPAIRED
 
@@ -85,6 +85,46 @@ def test_it_finds_that_growth_does_not_pay_where_it_cannot():
     static = play(task, lambda envs: FixedSchedule([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
     values = {one.outcome.objective for one in static}
     assert min(values) <= found.best.objective <= max(values)
+
+
+def test_neighbours_differ_in_one_seed():
+    task = get_task_spec("digits_impaired")
+    plan = (Planting(4, 0, "norm"), Planting(5, 2, "conv_light"))
+    near = neighbours(task, plan)
+    others = {tuple(sorted((p.slot, p.blueprint) for p in one)) for one in near}
+    assert len(others) == len(near)
+    mine, kinds = {(0, "norm"), (2, "conv_light")}, task.blueprints
+    for one in near:
+        assert [p.epoch for p in one] == list(range(4, 4 + len(one)))
+        assert len({p.slot for p in one}) == len(one)
+    # One less: 2. Elsewhere or of another kind: each seed in its own slot (3 kinds) or in the free one (4). One more: 4.
+    assert len(near) == 2 + 2 * (3 + 4) + 4
+    assert all(len(mine - set(one)) <= 1 and len(set(one) - mine) <= 1 for one in others)
+    assert len(neighbours(task, ())) == 3 * len(kinds)
+    full = tuple(Planting(1 + i, i, "norm") for i in range(3))
+    assert {len(one) for one in neighbours(task, full)} == {2, 3}
+
+
+def test_a_winner_is_refined_on_networks_of_its_own():
+    task, (steps, track) = parse_task(PLAIN), count_steps()
+    found = search_schedules(task, 90, **FEW)
+    better = refine_schedules(task, found, population=8, track=track)
+    assert better.best.schedule in [found.best.schedule, *neighbours(task, found.best.schedule)]
+    assert better.best.env_steps == found.best.env_steps + steps["refine"]
+    assert better.best.seeds == 16  # it was among the best quarter, and met both populations
+    met = range(1_000_000, 1_000_016)
+    played = play(task, lambda envs: FixedSchedule([better.best.schedule] * len(envs)), root_seed=TRAINING, seeds=met, population=8)
+    assert better.best.objective == pytest.approx(sum(one.outcome.objective for one in played) / 16)
+    assert refine_schedules(task, found, population=8) == better
+
+
+def test_patterns_are_refined_each_alone():
+    task, (steps, track) = parse_task(TINY), count_steps()
+    task = replace(task, objective=ObjectiveConfig(size_price=50.0, waste_price=1.0))
+    found = search_schedules(task, 150, **FEW)
+    better = refine_schedules(task, found, population=8, track=track)
+    assert set(steps) == {"refine", "refine 00", "refine 01", "refine 10", "refine 11"}
+    assert [better.best.schedule, *(one.schedule for one in better.by_pattern.values())] == [()] * 5
 
 
 @pytest.mark.slow

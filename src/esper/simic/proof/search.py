@@ -3,12 +3,13 @@
 A schedule plants one to three seeds, each a blueprint in a slot, in successive epochs; not to grow is one more. Schedules are
 compared by what they gain over not growing on the same seeds, so that different schedules can meet different seeds. Where a
 task draws crippled blocks, every pattern of them counts by its probability, and each has a best schedule of its own.
+Winners can be refined: each meets its neighbours, which differ in one seed, all on the same networks.
 """
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, count, islice, product
 from pathlib import Path
@@ -30,6 +31,8 @@ Track = Callable[[str, int], Callable[[int], None]]
 """(what, its env-steps) → a function that hears of env-steps as they are done."""
 KIND, KEEP = "esper-schedule-1", 4
 """One of so many schedules stays in after each rung."""
+REFINING = 1_000_000
+"""The first seed on which winners meet their neighbours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,37 @@ def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int =
     return Schedules(task=task.name, root_seed=root_seed, candidates=len(plans), best=best, by_pattern=by_pattern)
 
 
+def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
+    """Schedules with one seed less, one seed more (up to three) or one seed elsewhere or of another kind; first things first."""
+    start, seeds = min((p.epoch for p in plan), default=1), {p.slot: p.blueprint for p in plan}
+    fewer = [{slot: kind for slot, kind in seeds.items() if slot != gone} for gone in seeds]
+    others = [rest | {slot: kind} for rest in [*fewer, *[seeds] * (len(seeds) < 3)] for slot in range(len(task.slots))
+              if slot not in rest for kind in task.blueprints]
+    found = {tuple(Planting(start + i, slot, kind) for i, (slot, kind) in enumerate(sorted(one.items()))): None
+             for one in (*fewer, *others)}
+    found.pop(plan, None)
+    return list(found)
+
+
+def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None = None,
+                     track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
+    """The same with the best of each winner and its neighbours: all meet the same seeds, one population of them, and the best
+    quarter one more. What that took is added to what the search had taken."""
+    def refine(one: Found, chances: Mapping[Pattern, float], what: str) -> Found:
+        search = _Search(task, found.root_seed, population or task.population)
+        plans = [one.schedule, *neighbours(task, one.schedule)]
+        fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
+        advance = track(what, (len({*plans, ()}) + quarter + 1) * search.size * task.episode_length)
+        for _ in range(2):
+            met = list(islice(fresh, search.size))
+            used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([*plans, ()]))
+            plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
+        return replace(search.found(plans[0], chances), env_steps=used)
+
+    return replace(found, best=refine(found.best, patterns(task), "refine"), by_pattern={
+        pattern: refine(one, {pattern: 1.0}, f"refine {marks(pattern)}") for pattern, one in found.by_pattern.items()})
+
+
 class _Search:
     """What is known of each plan on each seed, and how to know more."""
 
@@ -124,7 +158,7 @@ class _Search:
     def halve(self, plans: Sequence[Schedule], budget: int, chances: Mapping[Pattern, float],
               advance: Callable[[int], None]) -> Found:
         """In each rung the plans that are left meet more seeds, and a quarter of them stay."""
-        rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self._seeds(chances)
+        rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self.seeds(chances)
         for rung in range(rungs):
             per_rung = (budget - used) // (rungs - rung) // self.task.episode_length  # episodes
             # Each plan meets `each` seeds; not growing meets all of the rung's, for the others are measured against it.
@@ -133,16 +167,18 @@ class _Search:
             side_by_side = max(1, self.size // each)
             met = list(islice(fresh, each * side_by_side))
             for at in range(0, len(alive), side_by_side):
-                used += self._meet({seed: plan for i, plan in enumerate(alive[at:at + side_by_side]) if plan
+                used += self.meet({seed: plan for i, plan in enumerate(alive[at:at + side_by_side]) if plan
                                     for seed in met[each * i:each * (i + 1)]}, advance)
-            used += self._meet(dict.fromkeys(met, ()), advance)
+            used += self.meet(dict.fromkeys(met, ()), advance)
             best = sorted(alive, key=lambda plan: -self.gain(plan, chances))
             alive = sorted(best[:1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)
-        known = [value for seed, value in self.values[alive[0]].items() if not chances or self.pattern(seed) in chances]
-        return Found(schedule=alive[0], objective=fmean(known), gain=self.gain(alive[0], chances), seeds=len(known),
-                     env_steps=used)
+        return replace(self.found(alive[0], chances), env_steps=used)
 
-    def _meet(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
+    def found(self, plan: Schedule, chances: Mapping[Pattern, float]) -> Found:
+        known = [value for seed, value in self.values[plan].items() if not chances or self.pattern(seed) in chances]
+        return Found(schedule=plan, objective=fmean(known), gain=self.gain(plan, chances), seeds=len(known), env_steps=0)
+
+    def meet(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
         """Let each seed follow its plan, note its J, and return the env-steps that it took."""
         for played in play(self.task, lambda envs: FixedSchedule([plan_of[env] for env in envs]), root_seed=self.root_seed,
                            seeds=list(plan_of), population=self.size, advance=advance):
@@ -157,9 +193,9 @@ class _Search:
         weight = {pattern: chances[pattern] for pattern in gains if pattern in chances} if chances else dict.fromkeys(gains, 1.0)
         return sum(weight[p] * fmean(gains[p]) for p in weight) / sum(weight.values()) if weight else -math.inf
 
-    def _seeds(self, chances: Mapping[Pattern, float]) -> Iterator[int]:
+    def seeds(self, chances: Mapping[Pattern, float], first: int = 0) -> Iterator[int]:
         """Seeds that nothing has met, without end; where patterns are drawn, one of each in turn."""
-        first = 1 + max(self.values[()], default=-1)
+        first = max(first, 1 + max(self.values[()], default=-1))
         if not chances:
             return count(first)
         return chain.from_iterable(zip(*(self._with(pattern, first) for pattern in chances), strict=True))
