@@ -95,7 +95,7 @@ def files(tmp_path) -> Path:
     other = policy()
     other.feature_schema = "other"
     other.save(tmp_path / "other.safetensors")
-    (tmp_path / "s.json").write_bytes(orjson.dumps({"kind": "esper-schedule-1", "task": "digits_scale"}))
+    (tmp_path / "s.json").write_bytes(orjson.dumps({"kind": "esper-schedule-2", "task": "digits_scale"}))
     (tmp_path / "file").touch()
     return tmp_path
 

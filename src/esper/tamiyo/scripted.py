@@ -100,19 +100,19 @@ class RandomValid(Memoryless):
 
 @dataclass(frozen=True, slots=True)
 class Planting:
-    """One entry of a schedule: this blueprint, in this slot (index), at this epoch (1 is the first)."""
+    """One entry of a schedule: this blueprint, in this slot (index), at this epoch (1 is the first), blended in like this."""
 
     epoch: int
     slot: int
     blueprint: str
+    style: GerminationStyle = GerminationStyle.SIGMOID_ADD
 
 
 class FixedSchedule(Memoryless):
-    """Plants on schedule, then advances and fossilizes as soon as the gates open. One action per epoch: what is due and
-    cannot be done now is done in the next epoch in which it can."""
+    """Plants on schedule at the fastest tempo, then advances and fossilizes as soon as the gates open. One action per epoch: what
+    is due and cannot be done now is done in the next epoch in which it can."""
 
-    def __init__(self, schedules: Sequence[Sequence[Planting]], *, style: GerminationStyle = GerminationStyle.SIGMOID_ADD,
-                 tempo: TempoAction = TempoAction.FAST) -> None:
+    def __init__(self, schedules: Sequence[Sequence[Planting]]) -> None:
         """One schedule for each env."""
         for planting in (p for schedule in schedules for p in schedule):
             if planting.blueprint not in BLUEPRINT_ID_TO_INDEX:
@@ -120,7 +120,6 @@ class FixedSchedule(Memoryless):
             if planting.epoch < 1 or planting.slot < 0:
                 raise EsperError(f"schedule: {planting} has an epoch below 1 or a slot below 0")
         self.schedules = tuple(tuple(sorted(schedule, key=lambda p: (p.epoch, p.slot))) for schedule in schedules)
-        self.style, self.tempo = style, tempo
         self.begin(len(self.schedules))
 
     def begin(self, envs: int) -> None:
@@ -147,7 +146,7 @@ class FixedSchedule(Memoryless):
             if due is not None:
                 pending.remove(due)
                 actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                    [due.slot, BLUEPRINT_ID_TO_INDEX[due.blueprint], int(self.style), int(self.tempo), OP_GERMINATE])
+                    [due.slot, BLUEPRINT_ID_TO_INDEX[due.blueprint], int(due.style), int(TempoAction.FAST), OP_GERMINATE])
                 continue
             for op in (OP_FOSSILIZE, OP_ADVANCE):
                 if legal[env, op].any():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from esper.leyline import EsperError, ObjectiveConfig
+from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof import play, search_schedules
 from esper.simic.proof.episodes import TRAINING, parse_task
@@ -90,7 +90,7 @@ def test_it_finds_that_growth_does_not_pay_where_it_cannot():
 def test_neighbours_differ_in_one_seed():
     task = get_task_spec("digits_impaired")
     plan = (Planting(4, 0, "norm"), Planting(5, 2, "conv_light"))
-    near = neighbours(task, plan)
+    near = [one for one in neighbours(task, plan) if {p.style for p in one} == {plan[0].style}]
     others = {tuple(sorted((p.slot, p.blueprint) for p in one)) for one in near}
     assert len(others) == len(near)
     mine, kinds = {(0, "norm"), (2, "conv_light")}, task.blueprints
@@ -100,6 +100,10 @@ def test_neighbours_differ_in_one_seed():
     # One less: 2. Elsewhere or of another kind: each seed in its own slot (3 kinds) or in the free one (4). One more: 4.
     assert len(near) == 2 + 2 * (3 + 4) + 4
     assert all(len(mine - set(one)) <= 1 and len(set(one) - mine) <= 1 for one in others)
+    assert {tuple(p.style for p in one) for one in set(neighbours(task, plan)) - set(near)} == {
+        (style, style) for style in GerminationStyle if style is not plan[0].style}
+    linear = tuple(replace(p, style=GerminationStyle.LINEAR_ADD) for p in plan)
+    assert all(p.style is linear[0].style for one in neighbours(task, linear)[:5] for p in one)
     assert len(neighbours(task, ())) == 3 * len(kinds)
     full = tuple(Planting(1 + i, i, "norm") for i in range(3))
     assert {len(one) for one in neighbours(task, full)} == {2, 3}
@@ -113,7 +117,8 @@ def test_a_winner_is_refined_on_networks_of_its_own():
     assert better.best.env_steps == found.best.env_steps + steps["refine"]
     assert better.best.seeds == 16  # it was among the best quarter, and met both populations
     met = range(1_000_000, 1_000_016)
-    played = play(task, lambda envs: FixedSchedule([better.best.schedule] * len(envs)), root_seed=TRAINING, seeds=met, population=8)
+    played = play(task, lambda envs: FixedSchedule([better.best.schedule] * len(envs)), root_seed=TRAINING, seeds=met,
+                  population=8)
     assert better.best.objective == pytest.approx(sum(one.outcome.objective for one in played) / 16)
     assert refine_schedules(task, found, population=8) == better
 
@@ -156,7 +161,8 @@ def test_what_was_found_survives_its_file(found, tmp_path):
     assert load_schedules(tmp_path / "s.json", task) == found
     content = orjson.loads((tmp_path / "s.json").read_bytes())
     assert content["command"] == "esper prove …"
-    assert content["best"]["schedule"][0] == {"epoch": 2, "slot": "r0c1", "blueprint": "norm"}
+    assert content["best"]["schedule"][0] == {
+        "epoch": 2, "slot": "r0c1", "blueprint": "norm", "style": "SIGMOID_ADD"}
 
 
 @pytest.mark.parametrize(("change", "told"), [

@@ -178,7 +178,8 @@ def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | No
     found: dict[str, Any] = {
         "task": task.name, "root_seed": HELD_OUT, "settings": asdict(cohorts.config), "host_params": task.host_params,
         "policies": policies, "absent": cohorts.absent,
-        "schedule": None if schedules is None else [asdict(p) | {"slot": task.slots[p.slot]} for p in schedules.best.schedule],
+        "schedule": None if schedules is None else [
+            asdict(p) | {"slot": task.slots[p.slot], "style": p.style.name} for p in schedules.best.schedule],
         "cohorts": {name: {measure: _both(estimate, cohorts.values(name, measure)) for measure in MEASURES} for name in played},
         "learned_minus": {other: {measure: _difference(cohorts, other, measure) for measure in ("J", "test_accuracy")}
                           for other in others},

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from esper.leyline import EsperError, allowed, check_number, stream_seed
+from esper.leyline import EsperError, GerminationStyle, allowed, check_number, stream_seed
 from esper.leyline.files import write_atomic
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.proof.episodes import TRAINING, play
@@ -29,7 +29,7 @@ Schedule = tuple[Planting, ...]
 Pattern = tuple[bool, ...]
 Track = Callable[[str, int], Callable[[int], None]]
 """(what, its env-steps) → a function that hears of env-steps as they are done."""
-KIND, KEEP = "esper-schedule-1", 4
+KIND, KEEP = "esper-schedule-2", 4
 """One of so many schedules stays in after each rung."""
 REFINING = 1_000_000
 """The first seed on which winners meet their neighbours."""
@@ -113,15 +113,17 @@ def search_schedules(task: TaskSpec, budget_env_steps: int, *, candidates: int =
 
 
 def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
-    """Schedules with one seed less, one seed more (up to three) or one seed elsewhere or of another kind; first things first."""
+    """Schedules with one seed less, one seed more (up to three), one seed elsewhere or of another kind, or all seeds blended in
+    another way."""
     start, seeds = min((p.epoch for p in plan), default=1), {p.slot: p.blueprint for p in plan}
+    style = plan[0].style if plan else GerminationStyle.SIGMOID_ADD
     fewer = [{slot: kind for slot, kind in seeds.items() if slot != gone} for gone in seeds]
     others = [rest | {slot: kind} for rest in [*fewer, *[seeds] * (len(seeds) < 3)] for slot in range(len(task.slots))
               if slot not in rest for kind in task.blueprints]
-    found = {tuple(Planting(start + i, slot, kind) for i, (slot, kind) in enumerate(sorted(one.items()))): None
-             for one in (*fewer, *others)}
-    found.pop(plan, None)
-    return list(found)
+    found = [tuple(Planting(start + i, slot, kind, style) for i, (slot, kind) in enumerate(sorted(one.items())))
+             for one in (*fewer, *others)]
+    found += [tuple(replace(p, style=way) for p in plan) for way in GerminationStyle]
+    return [one for one in dict.fromkeys(found) if one != plan]
 
 
 def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None = None,
@@ -219,8 +221,8 @@ def marks(pattern: Pattern) -> str:
 def save_schedules(path: str | Path, found: Schedules, task: TaskSpec, command: str) -> None:
     """JSON, with slots by name and the command that made it."""
     def plain(one: Found) -> dict[str, Any]:
-        return asdict(one) | {"schedule": [{"epoch": p.epoch, "slot": task.slots[p.slot], "blueprint": p.blueprint}
-                                           for p in one.schedule]}
+        return asdict(one) | {"schedule": [{"epoch": p.epoch, "slot": task.slots[p.slot], "blueprint": p.blueprint,
+                                            "style": p.style.name} for p in one.schedule]}
 
     content = {"kind": KIND, "task": found.task, "command": command, "root_seed": found.root_seed, "candidates": found.candidates,
                "best": plain(found.best), "by_pattern": {marks(p): plain(one) for p, one in found.by_pattern.items()}}
@@ -231,10 +233,12 @@ def load_schedules(path: str | Path, task: TaskSpec) -> Schedules:
     """What `save_schedules` wrote; a file for another task is refused."""
     def read(one: dict[str, Any]) -> Found:
         for entry in one["schedule"]:
-            if entry["slot"] not in task.slots or entry["blueprint"] not in task.blueprints:
-                raise EsperError(f"{path}: {entry} does not fit task {task.name!r}; {allowed((*task.slots, *task.blueprints))}")
-        return Found(**one | {"schedule": tuple(Planting(e["epoch"], task.slots.index(e["slot"]), e["blueprint"])
-                                                for e in one["schedule"])})
+            for name, known in (("slot", task.slots), ("blueprint", task.blueprints), ("style", GerminationStyle.__members__)):
+                if entry[name] not in known:
+                    raise EsperError(f"{path}: {name} is {entry[name]!r} in {entry}, for task {task.name!r}; {allowed(known)}")
+        return Found(**one | {"schedule": tuple(
+            Planting(e["epoch"], task.slots.index(e["slot"]), e["blueprint"], GerminationStyle[e["style"]])
+            for e in one["schedule"])})
 
     try:
         content = orjson.loads(Path(path).read_bytes())
