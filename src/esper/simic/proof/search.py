@@ -128,15 +128,15 @@ def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
 
 def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None = None,
                      track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
-    """The same with the best of each winner and its neighbours: all meet the same seeds, one population of them, and the best
-    quarter one more. What that took is added to what the search had taken."""
+    """The same with the best of each winner and its neighbours: all meet the same seeds, half a population of them, and the
+    best quarter a whole one. What that took is added to what the search had taken."""
     def refine(one: Found, chances: Mapping[Pattern, float], what: str) -> Found:
         search = _Search(task, found.root_seed, population or task.population)
         plans = [one.schedule, *neighbours(task, one.schedule)]
         fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
-        advance = track(what, (len({*plans, ()}) + quarter + 1) * search.size * task.episode_length)
-        for _ in range(2):
-            met = list(islice(fresh, search.size))
+        advance = track(what, (len({*plans, ()}) + 2 * quarter + 2) * search.size * task.episode_length // 2)
+        for size in (search.size // 2, search.size):
+            met = list(islice(fresh, size))
             used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([*plans, ()]))
             plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
         return replace(search.found(plans[0], chances), env_steps=used)
