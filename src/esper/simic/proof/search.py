@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, count, islice, product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -129,17 +129,19 @@ def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
 def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None = None,
                      track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
     """The same with the best of each winner and its neighbours: all meet the same seeds, half a population of them, and the
-    best quarter a whole one. What that took is added to what the search had taken."""
+    winner and the best quarter a whole one. A neighbour takes the winner's place if it is better by more than two standard
+    errors of their difference, for it is the best of many. What that took is added to what the search had taken."""
     def refine(one: Found, chances: Mapping[Pattern, float], what: str) -> Found:
-        search = _Search(task, found.root_seed, population or task.population)
-        plans = [one.schedule, *neighbours(task, one.schedule)]
+        search, plans = _Search(task, found.root_seed, population or task.population), neighbours(task, one.schedule)
         fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
-        advance = track(what, (len({*plans, ()}) + 2 * quarter + 2) * search.size * task.episode_length // 2)
+        advance = track(what, (len({*plans, one.schedule, ()}) + 2 * quarter + 4) * search.size * task.episode_length // 2)
         for size in (search.size // 2, search.size):
             met = list(islice(fresh, size))
-            used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([*plans, ()]))
+            used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([one.schedule, *plans, ()]))
             plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
-        return replace(search.found(plans[0], chances), env_steps=used)
+        gaps = [value - search.values[one.schedule][seed] for seed, value in search.values[plans[0]].items()]
+        better = fmean(gaps) > 2 * stdev(gaps) / math.sqrt(len(gaps))
+        return replace(search.found(plans[0] if better else one.schedule, chances), env_steps=used)
 
     return replace(found, best=refine(found.best, patterns(task), "refine"), by_pattern={
         pattern: refine(one, {pattern: 1.0}, f"refine {marks(pattern)}") for pattern, one in found.by_pattern.items()})
