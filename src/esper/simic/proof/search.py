@@ -129,8 +129,9 @@ def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
 def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None = None,
                      track: Track = lambda _what, _steps: lambda _: None) -> Schedules:
     """The same with the best of each winner and its neighbours: all meet the same seeds, half a population of them, and the
-    winner and the best quarter a whole one. A neighbour takes the winner's place if it is better by more than two standard
-    errors of their difference, for it is the best of many. What that took is added to what the search had taken."""
+    winner and the best quarter a whole one. A neighbour takes the winner's place if it gains more than the winner did here and
+    in the search, by two standard errors of their difference here, for it is the best of many. What that took is added to what
+    the search had taken."""
     def refine(one: Found, chances: Mapping[Pattern, float], what: str) -> Found:
         search, plans = _Search(task, found.root_seed, population or task.population), neighbours(task, one.schedule)
         fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
@@ -140,7 +141,9 @@ def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None
             used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([one.schedule, *plans, ()]))
             plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
         gaps = [value - search.values[one.schedule][seed] for seed, value in search.values[plans[0]].items()]
-        better = fmean(gaps) > 2 * stdev(gaps) / math.sqrt(len(gaps))
+        share = one.seeds / (one.seeds + len(gaps))
+        gained = share * one.gain + (1 - share) * search.gain(one.schedule, chances)
+        better = search.gain(plans[0], chances) - gained > 2 * stdev(gaps) / math.sqrt(len(gaps))
         return replace(search.found(plans[0] if better else one.schedule, chances), env_steps=used)
 
     return replace(found, best=refine(found.best, patterns(task), "refine"), by_pattern={
