@@ -39,11 +39,11 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def judge(preset: str, task: str, rounds: int, seed: int, seeds: int,
-          change: Mapping[str, Any]) -> tuple[list[float], float, float]:
+def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[float], float, float]:
     """J on the held-out seeds, fossils per network, and seconds of training."""
-    config, _ = resolve(preset, None, {"task": task, "rounds": str(rounds), "seed": str(seed), **change})
-    spec = vectorized.resolve_task(config, get_task_spec(task))
+    settings = {name: str(getattr(options, name)) for name in ("task", "rounds", "seed", "envs") if getattr(options, name) is not None}
+    config, _ = resolve(options.preset or options.task, None, {**settings, **change})
+    spec, seeds = vectorized.resolve_task(config, get_task_spec(options.task)), options.seeds
     start = time.process_time()
     with vectorized.open_trainer(config, spec, TelemetryHub()) as trainer:
         agent, _ = trainer.run()
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--task", default="digits_impaired")
     parser.add_argument("--preset", choices=PRESETS, help="settings of all variants; by default the task's own")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--envs", type=int, help="networks side by side; by default the preset's")
     parser.add_argument("--seed", type=int, default=1, help="training seed")
     parser.add_argument("--seeds", type=int, default=64, help="held-out seeds")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="these variants, beside the one as it is")
@@ -67,8 +68,7 @@ def main() -> None:
     print("| variant | J | − as it is | fossils | CPU s |\n|---|---|---|---|---|")
     base: list[float] = []
     for name in [*VARIANTS][:1] + [name for name in options.only or VARIANTS if VARIANTS[name]]:
-        values, fossils, spent = judge(options.preset or options.task, options.task, options.rounds, options.seed, options.seeds,
-                                       VARIANTS[name])
+        values, fossils, spent = judge(options, VARIANTS[name])
         base = base or values
         gap = show([a - b for a, b in zip(values, base, strict=True)]) if values is not base else ""
         print(f"| {name} | {show(values)} | {gap} | {fossils:.1f} | {spent:.0f} |", flush=True)
