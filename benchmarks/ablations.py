@@ -41,7 +41,8 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[float], float, float]:
     """J on the held-out seeds, fossils per network, and seconds of training."""
-    settings = {name: str(getattr(options, name)) for name in ("task", "rounds", "seed", "envs") if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in ("task", "rounds", "seed", "envs")}
+    settings = {name: str(value) for name, value in given.items() if value is not None}
     config, _ = resolve(options.preset or options.task, None, {**settings, **change})
     spec, seeds = vectorized.resolve_task(config, get_task_spec(options.task)), options.seeds
     start = time.process_time()
