@@ -102,7 +102,7 @@ class PPOAgent:
         normalized_advantages, advantage_std = normalize_advantages(
             advantages, batch.choice, floor=self.config.advantage_floor * self.policy.network.value_scale.item())
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
         loop = optimize(self.policy, self.optimizer, batch, advantages=normalized_advantages,
                         normalized_returns=self.popart.normalize(returns), config=self.config, entropy_coef=self.entropy_coef,
                         seed=stream_seed(self.seed, "policy", self.updates), imitate=imitate,
@@ -127,7 +127,7 @@ class PPOAgent:
             approx_kl_max=max(seen["approx_kl"]), ratio_max=max(seen["ratio_max"]), ratio_min=min(seen["ratio_min"]),
             log_prob_drift=seen["log_prob_drift"][0], grad_norm_max=max(seen["grad_norm"]),
             optimizer_steps=loop.optimizer_steps, skipped_steps=loop.skipped_steps, kl_stops=int(loop.kl_stopped),
-            learning_rate=self.learning_rate, entropy_coef=self.entropy_coef, epsilon=self.epsilon,
+            learning_rate=self.optimizer.param_groups[0]["lr"], entropy_coef=self.entropy_coef, epsilon=self.epsilon,
             value_scale=self.policy.network.value_scale.item(),
             head_entropy=tuple(fmean(seen[f"head_entropy.{name}"]) for name in HEAD_NAMES),
             head_kl=tuple(fmean(seen[f"head_kl.{name}"]) for name in HEAD_NAMES),

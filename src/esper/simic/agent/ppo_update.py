@@ -44,6 +44,8 @@ class PPOConfig:
     """Adam's step size."""
     lr_end: float | None = None
     """Step size when annealing is over; none: the same."""
+    imitation_lr: float | None = None
+    """Step size while imitating; none: that of the beginning."""
     entropy_coef: float = 0.02
     """Weight of the joint action's entropy."""
     entropy_coef_end: float = 0.0
@@ -65,7 +67,8 @@ class PPOConfig:
         limits: dict[str, tuple[float, float]] = {
             **dict.fromkeys(("gamma", "gae_lambda", "epsilon", "epsilon_end", "lr_end"), (0.0, 1.0)),
             **dict.fromkeys(("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates"), (0.0, math.inf)),
-            **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)), **dict.fromkeys(("lr", "advantage_floor"), (1e-9, 1.0)),
+            **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)), **dict.fromkeys(
+                ("lr", "imitation_lr", "advantage_floor"), (1e-9, 1.0)),
             **dict.fromkeys(("clip", "max_grad_norm", "target_kl"), (1e-9, math.inf)), "popart_decay": (1e-3, 1.0),
         }
         for name, (low, high) in limits.items():
