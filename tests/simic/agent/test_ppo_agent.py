@@ -116,6 +116,19 @@ def test_the_learning_rate_follows_its_schedule(toys) -> None:
     assert seen == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4, 0.0])
 
 
+@pytest.mark.parametrize("imitation_lr", [None, 2e-3])
+def test_imitation_has_a_step_size_of_its_own_and_schedules_wait_for_it(toys, imitation_lr) -> None:
+    toy, agent = make(toys, PPOConfig(lr=1e-3, lr_end=0.0, anneal_updates=2, epochs=1, imitation_lr=imitation_lr))
+    seen = []
+    for episode, imitate in enumerate((True, True, False, False, False)):
+        play(toy, agent, episode, penalty=False)
+        before = {name: t.clone() for name, t in agent.policy.network.named_parameters() if not name.startswith("value_")}
+        seen.append(agent.update(imitate=imitate).learning_rate)
+        after = dict(agent.policy.network.named_parameters())
+        assert all(torch.equal(t, after[name]) for name, t in before.items()) is (seen[-1] == 0.0)
+    assert seen == pytest.approx([imitation_lr or 1e-3] * 2 + [1e-3, 5e-4, 0.0])
+
+
 def test_one_env_and_more_minibatches_than_envs(toys) -> None:
     toy = toys.Identity(envs=1, seed=0)
     agent = toys.make_agent(toy, PPOConfig(minibatches=4, epochs=2), seed=0)
