@@ -237,7 +237,10 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     for result in results:
         said = "".join(f"<h3>{escape(title)}</h3>{_table(heads, rows)}" for title, heads, rows in tables(result) if rows)
         left_out = "".join(tag("p", escape(f"left out {name}: {why}"), css="absent") for name, why in result["absent"].items())
-        facts = escape(f"host of {number(result['host_params'])} parameters; fixed schedule: {result['schedule'] or 'none'}")
+        schedule = " + ".join(f"{p['blueprint']} in {p['slot']} at epoch {p['epoch']}, {p['style'].lower()}"
+                              for p in result["schedule"] or ())
+        facts = escape(f"host of {number(result['host_params'])} parameters; fixed schedule: "
+                       f"{'none' if result['schedule'] is None else schedule or 'not to grow'}")
         drawn = tag("div", "".join(_figures(result)), css="grid")
         body += tag("section", f"<h2>{escape(result['task'])}</h2><p>{facts}</p>{drawn}{said}{left_out}")
     return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
