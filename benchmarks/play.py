@@ -15,7 +15,7 @@ from esper.tamiyo.features import batch_obs_to_features, stack_inputs
 
 EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
 ROWS = 64
-"""Networks per population; what becomes of an env does not depend on it."""
+"""Networks per population."""
 Watch = Callable[[Observation, PolicyObservation, PolicyStep], None]
 
 

@@ -1,6 +1,6 @@
 """Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root, the same seed has
 the same weights at birth, the same data in the same order, the same condition and the same random numbers for its actions,
-whoever decides and however many networks run beside it.
+whoever decides. With another number of networks beside it rounding differs, and a whole episode's result can too.
 """
 from __future__ import annotations
 
