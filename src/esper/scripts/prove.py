@@ -41,8 +41,8 @@ COLUMNS = (
 FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLOPs")
 
 
-def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Path | None = None, search: int = 0,
-          candidates: int = 208, refine: bool = False, out: Path | None = None, sample: bool = False,
+def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, first_seed: int = 0, schedule: Path | None = None,
+          search: int = 0, candidates: int = 208, refine: bool = False, out: Path | None = None, sample: bool = False,
           probe_seeds: int = 256, transfer: tuple[str, ...] = ()) -> None:
     """Compare policies with never growing, random growth, rules of thumb, fixed schedules and hosts of equal size or FLOPs, on
     seeds that no training has seen. Prints tables; writes proof.json and report.html.
@@ -51,6 +51,7 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Pa
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
         policy: Policies that ship (by name) or files with one; several are strata of one cohort.
         seeds: Held-out seeds, 2 or more.
+        first_seed: The first of them.
         schedule: The file of the fixed schedules; by default what ships for the task.
         search: Search for schedules first, within so many env-steps, and write them to the file.
         candidates: Schedules that the search begins with.
@@ -62,8 +63,8 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, schedule: Pa
     """
     torch.set_num_threads(1)
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
-    config = ProofConfig(seeds=seeds, sample=sample, probe_seeds=probe_seeds)
-    brief = ProofConfig(seeds=seeds, sample=sample, brief=True)
+    config = ProofConfig(seeds=seeds, first_seed=first_seed, sample=sample, probe_seeds=probe_seeds)
+    brief = ProofConfig(seeds=seeds, first_seed=first_seed, sample=sample, brief=True)
     policies = {name: load_policy(name) for name in policy}
     if others and not policies:
         raise EsperError(f"--transfer {' '.join(transfer)} needs a policy to try there")
@@ -150,8 +151,9 @@ def _with_interval(found: Estimate | None, scale: float = 1.0) -> str:
 
 def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
     """Title, heads and rows of everything there is to say."""
-    names = ", ".join(result["policies"]) or "none"
-    title = f"{result['task']}: {result['settings']['seeds']} held-out seeds, policies: {names}"
+    names, settings = ", ".join(result["policies"]) or "none", result["settings"]
+    last = settings["first_seed"] + settings["seeds"] - 1
+    title = f"{result['task']}: held-out seeds {settings['first_seed']} to {last}, policies: {names}"
     yield (f"{title}; interquartile means of J and accuracies, means of the rest, 95 % intervals",
            ("cohort", *(column[-1] for column in COLUMNS)),
            [[name, *(_with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]

@@ -125,7 +125,16 @@ def test_no_policy_and_brief():
     assert math.isfinite(orjson.loads(orjson.dumps(result))["cohorts"]["static"]["J"]["mean"]["value"])
 
 
-@pytest.mark.parametrize("settings", [{"seeds": 1}, {"seeds": 2.5}, {"probe_seeds": 0}])
+def test_other_seeds_are_other_networks():
+    task = parse_task(IMPAIRED)
+    all_, late = (prove(task, {}, ProofConfig(seeds=seeds, first_seed=first, brief=True))["episodes"]["static"][0]
+                  for seeds, first in ((6, 0), (3, 3)))
+    assert [p.seed for p in late] == [3, 4, 5]
+    assert [p.outcome.objective for p in late] == pytest.approx([p.outcome.objective for p in all_[3:]], abs=1e-3)
+    assert [p.outcome.objective for p in late] != [p.outcome.objective for p in all_[:3]]
+
+
+@pytest.mark.parametrize("settings", [{"seeds": 1}, {"seeds": 2.5}, {"first_seed": -1}, {"probe_seeds": 0}])
 def test_bad_settings(settings):
     with pytest.raises(EsperError, match=next(iter(settings))):
         ProofConfig(**settings)

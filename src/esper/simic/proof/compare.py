@@ -47,7 +47,9 @@ class ProofConfig:
     """How to compare."""
 
     seeds: int = 96
-    """Held-out seeds."""
+    """Held-out seeds …"""
+    first_seed: int = 0
+    """… from this one on."""
     sample: bool = False
     """Learned policies sample their actions, without exploration; otherwise they take the most likely ones."""
     probe_seeds: int = 256
@@ -57,6 +59,7 @@ class ProofConfig:
 
     def __post_init__(self) -> None:
         check_number("proof", "seeds", self.seeds, low=2, integer=True)
+        check_number("proof", "first_seed", self.first_seed, low=0, integer=True)
         check_number("proof", "probe_seeds", self.probe_seeds, low=2, integer=True)
 
 
@@ -71,7 +74,8 @@ class Cohorts:
 
     def add(self, name: str, make: Maker, task: TaskSpec | None = None, **options: Any) -> None:
         """Play one stratum of a cohort."""
-        task, seeds = task or self.task, range(self.config.seeds)
+        task, first = task or self.task, self.config.first_seed
+        seeds = range(first, first + self.config.seeds)
         advance = self.track(name, len(seeds) * task.episode_length)
         self.played.setdefault(name, []).append(
             play(task, make, root_seed=HELD_OUT, seeds=seeds, advance=advance, **options))
