@@ -2,7 +2,7 @@
 
 `python -m benchmarks.ablations [--task digits_impaired] [--only memory …]` trains a policy for each variant with the same seed,
 for a third of the usual steps, and plays each on the same held-out seeds without exploration. Prints Markdown; differences are
-paired, intervals are 95 %.
+paired, intervals are 95 %. `--set ppo.lr=1e-3 teacher=none teacher_rounds=0` changes all variants, also the one as it is.
 """
 from __future__ import annotations
 
@@ -39,10 +39,17 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def setting(text: str) -> tuple[str, str]:
+    name, is_one, value = text.partition("=")
+    if not is_one:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[float], float, float]:
     """J on the held-out seeds, fossils per network, and seconds of training."""
     given = {name: getattr(options, name) for name in ("task", "rounds", "seed", "envs")}
-    settings = {name: str(value) for name, value in given.items() if value is not None}
+    settings = {name: str(value) for name, value in given.items() if value is not None} | dict(options.set)
     config, _ = resolve(options.preset or options.task, None, {**settings, **change})
     spec, seeds = vectorized.resolve_task(config, get_task_spec(options.task)), options.seeds
     start = time.process_time()
@@ -63,6 +70,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, help="networks side by side; by default the preset's")
     parser.add_argument("--seed", type=int, default=1, help="training seed")
     parser.add_argument("--seeds", type=int, default=64, help="held-out seeds")
+    parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="of all variants")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="these variants, beside the one as it is")
     options = parser.parse_args()
     torch.set_num_threads(1)
