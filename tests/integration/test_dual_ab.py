@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import EsperError, RewardMode
-from esper.leyline.statistics import estimate, interquartile_mean, paired
+from esper.leyline.statistics import estimate, interquartile_mean, mean, paired
 from esper.simic.training.dual_ab import ABResult, train_dual_ab
 from run_helpers import SMALL, story
 
@@ -69,3 +69,17 @@ def test_strata_keep_their_share() -> None:
     values, strata = [0.0] * 10 + [1.0] * 10, [0] * 10 + [1] * 10
     assert estimate(values, strata=strata).low == estimate(values, strata=strata).high == 0.5
     assert estimate(values).low < 0.5 < estimate(values).high
+
+
+def test_what_belongs_together_is_no_more_evidence_for_being_there_twice() -> None:
+    rng = np.random.default_rng(3)
+    once = rng.normal(size=40)
+    for statistic in (mean, interquartile_mean):
+        alone, twice = estimate(once, statistic=statistic), estimate(np.stack([once] * 2, 1), statistic=statistic)
+        assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high), abs=0.01)
+    apart = estimate(rng.normal(size=80))
+    assert apart.high - apart.low < 0.8 * (estimate(once).high - estimate(once).low)
+    with pytest.raises(EsperError, match="shape"):
+        estimate(np.zeros((2, 2, 2)))
+    with pytest.raises(EsperError, match="3 strata for 2"):
+        estimate(np.zeros((2, 4)), strata=[0, 1, 1])

@@ -1,8 +1,9 @@
 """The comparison: every cohort on the same held-out seeds, figures with intervals, and what the learned policy has over each
 other cohort, seed by seed.
 
-Several policies (from several training seeds) are strata: intervals are resampled within each, and every difference is also
-given for each policy alone. The result follows from the task, the policies, the schedules and the settings alone.
+Several policies (from several training seeds) have equal parts in every figure. Intervals are resampled network by network, what
+all policies made of one together, for they share its luck; every difference is also given for each policy alone. The result
+follows from the task, the policies, the schedules and the settings alone.
 """
 from __future__ import annotations
 
@@ -141,10 +142,9 @@ def _add_equals(cohorts: Cohorts) -> None:
 
 
 def _both(make: Callable[..., Estimate], *samples: Array) -> dict[str, Any]:
-    """Mean and interquartile mean, resampled within strata; samples are [strata, seeds]."""
-    strata = np.repeat(np.arange(len(samples[0])), samples[0].shape[1]).tolist()
-    flat = [sample.ravel() for sample in samples]
-    return {"mean": make(*flat, strata=strata), "iqm": make(*flat, strata=strata, statistic=interquartile_mean)}
+    """Mean and interquartile mean; samples are [strata, seeds]."""
+    by_seed = [sample.T for sample in samples]
+    return {"mean": make(*by_seed), "iqm": make(*by_seed, statistic=interquartile_mean)}
 
 
 def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
@@ -157,17 +157,17 @@ def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
 
 def growth_by_condition(task: TaskSpec, played: Strata) -> list[dict[str, Any]]:
     """How often a seed became permanent in each slot: where a block is crippled, where it is whole, and the difference."""
-    episodes = [p for stratum in played for p in stratum]
-    conditions = np.array([p.condition.crippled for p in episodes if p.condition is not None])  # [episodes, blocks]
+    conditions = np.array([p.condition.crippled for p in played[0] if p.condition is not None])  # [seeds, blocks]
     rows: list[dict[str, Any]] = []
     for slot, block in product(task.slots, range(conditions.shape[1])):
-        grown = np.array([float(any(fossil.slot == slot for fossil in p.fossils)) for p in episodes])
+        grown = np.array([[float(any(fossil.slot == slot for fossil in p.fossils)) for p in seed]
+                          for seed in zip(*played, strict=True)])  # [seeds, strata]
         crippled = conditions[:, block]
         row: dict[str, Any] = {"slot": slot, "block": block, "crippled": None, "healthy": None, "difference": None}
         if crippled.any() and not crippled.all():
             parts = grown[~crippled], grown[crippled]
 
-            def gap(samples: Array, healthy: int = len(parts[0])) -> Array:
+            def gap(samples: Array, healthy: int = parts[0].size) -> Array:
                 return np.asarray(samples[:, healthy:].mean(1) - samples[:, :healthy].mean(1))
 
             row |= {"crippled": estimate(parts[1]), "healthy": estimate(parts[0]), "difference": estimate(
