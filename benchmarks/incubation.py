@@ -6,12 +6,12 @@ at the end, and at the end with the seed switched off; and the paired difference
 from __future__ import annotations
 
 import argparse
-import statistics
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.play import interval
 from esper.kasmina import CNNHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions
 from esper.leyline import GateConfig, Incubation, Pacing, stream_seed
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
@@ -65,9 +65,9 @@ def accuracy(model: MorphogeneticModel, split: object, *, on: bool) -> torch.Ten
     return 100 * correct / total
 
 
-def interval(values: list[float]) -> str:
-    half = 2.13 * statistics.stdev(values) / len(values) ** 0.5  # t quantile of 15 degrees of freedom
-    return f"{statistics.mean(values):+.2f} ± {half:.2f}"
+def shown(values: list[float]) -> str:
+    mean, half = interval(values)
+    return f"{mean:+.2f} ± {half:.2f}"
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def main() -> None:
             for moment in ("at alpha 1", "end", "seed off"):
                 shadow, ste = results[Incubation.SHADOW][moment], results[Incubation.STE][moment]
                 table.add_row(str(kernel), blueprint, moment, f"{shadow.mean():.2f}", f"{ste.mean():.2f}",
-                              interval((shadow - ste).tolist()))
+                              shown((shadow - ste).tolist()))
     Console(width=100).print(table)
 
 

@@ -26,7 +26,7 @@ NETWORKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A host as its task has it, with the batch size and the population size that the task uses."""
+    """A host as its task has it, with its batch size."""
 
     base: int
     kernel: int

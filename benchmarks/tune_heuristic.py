@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -117,8 +119,8 @@ def main() -> None:
         for config in best(found, 3):
             print(f"{task}: {found[config]:.1f} with {changes(config)}", flush=True)
         chosen = best(found, 1)[0]
-        content = {"task": task, "command": "python -m benchmarks.tune_heuristic", "envs": count, "gain": found[chosen],
-                   "config": asdict(chosen)}
+        command = shlex.join(["python", "-m", "benchmarks.tune_heuristic", *sys.argv[1:]])
+        content = {"task": task, "command": command, "envs": count, "gain": found[chosen], "config": asdict(chosen)}
         (options.out / f"{task}{THRESHOLDS}").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(f"{time.process_time() - start:.0f} s of CPU time; thresholds in {options.out}")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.leyline import EsperError, RewardMode
+from esper.leyline import EsperError, RewardMode, TelemetryEventType
 from esper.leyline.statistics import estimate, interquartile_mean, mean, paired
+from esper.simic.training import vectorized
 from esper.simic.training.dual_ab import ABResult, train_dual_ab
 from run_helpers import SMALL, story
 
@@ -20,6 +21,31 @@ def test_groups_play_the_same_episodes_until_they_learn_otherwise(tmp_path) -> N
         started = story(tmp_path / mode)[0]
         assert started["event_type"] == "run_started"
         assert started["data"]["reward_mode"] == mode
+
+
+def test_a_comparison_goes_on_where_it_was_stopped(tmp_path) -> None:
+    """Told to stop in the second group's last round, when the first has finished; then it goes on, and nothing is missing."""
+    modes = {"ab_reward_modes": ("sparse", "shaped")}
+    whole = train_dual_ab(**SMALL, **modes)
+    hub, seen = vectorized.get_hub(), []
+
+    class Stop:
+        def emit(self, seq, event) -> None:
+            seen.append(event.event_type)
+            if seen.count(TelemetryEventType.BATCH_COMPLETED) == 2 * SMALL["rounds"] - 1:
+                vectorized.request_stop()
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    with hub.attached(Stop()):
+        assert train_dual_ab(**SMALL, **modes, telemetry_dir=str(tmp_path)).stopped
+    again = train_dual_ab(**SMALL, **modes, telemetry_dir=str(tmp_path), resume="auto")
+    for mode, values in whole.objectives.items():
+        assert np.array_equal(again.objectives[mode], values)
+        assert [event["event_type"] for event in story(tmp_path / mode.value)].count("run_ended") == 1
+    assert again.differences == whole.differences
 
 
 def test_one_mode_is_no_comparison() -> None:

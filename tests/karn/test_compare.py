@@ -55,6 +55,12 @@ def test_other_seeds_are_not_paired(write_run: Write) -> None:
     assert all(row.differences == () for row in found.rows)
 
 
+def test_envs_of_other_worlds_are_not_paired(write_run: Write) -> None:
+    runs = [open_run(write_run(outcomes(FIRST), name, twins=twins)) for name, twins in (("a", 1), ("b", 2), ("c", 2))]
+    assert not compare_runs(runs[:2]).paired
+    assert compare_runs(runs[1:]).paired
+
+
 @pytest.mark.parametrize(("other", "by", "named"), [
     (outcomes(OTHER, task="u"), "episode", "tasks are t, u"), (outcomes({(7, 0): 1.0}), "episode", "0 episodes"),
     ([], "episode", "has not started"), (outcomes(OTHER), "env", "'env'")])

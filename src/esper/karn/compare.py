@@ -56,7 +56,7 @@ def compare_runs(runs: Sequence[Views], *, by: str = "episode", last: int | None
         shared = [key for key in shared if tables[0][key]["round_idx"] in rounds]
     if not 0 < len(shared) <= MAX_UNITS:
         raise EsperError(f"compare: the runs have {len(shared)} {by}s in common, must be from 1 to {MAX_UNITS}; see --by, --last")
-    is_paired = len({start["seed"] for start in starts}) == 1
+    is_paired = len({(start["seed"], run.run.config.get("twins")) for start, run in zip(starts, runs, strict=True)}) == 1
     rows = []
     for metric in METRICS:
         first, *others = ([table[key][metric.name] for key in shared] for table in tables)

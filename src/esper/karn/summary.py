@@ -48,13 +48,13 @@ def summarize(views: Views) -> RunSummary:
     run = views.run
     start = next(iter(views.rows("SELECT * FROM starts ORDER BY seq DESC LIMIT 1")), {})
     done = views.rows("""SELECT count(*) AS n, arg_max(avg_objective, seq) AS last, max(avg_objective) AS best,
-                         coalesce(sum(seconds), 0) AS seconds FROM rounds""")[0]
+                         coalesce(sum(seconds), 0) AS seconds, arg_max(rounds, seq) AS planned FROM rounds""")[0]
     end = views.rows("SELECT status FROM ends WHERE seq > coalesce((SELECT max(seq) FROM starts), -1) ORDER BY seq DESC LIMIT 1")
     status = end[0]["status"] if end else "running" if is_written(run.log) else "cut off"
     return RunSummary(
         path=run.path, started=str(run.info.get("started", "")), status=status, rounds_done=done["n"], objective=done["last"],
         best=done["best"], seconds=done["seconds"], alerts=len(views.rows("SELECT seq FROM alerts")),
-        **{name: start.get(name) for name in ("task", "policy", "seed", "envs", "rounds")},
+        rounds=done["planned"] or start.get("rounds"), **{name: start.get(name) for name in ("task", "policy", "seed", "envs")},
         idle=max(0.0, time.time() - run.log.stat().st_mtime))
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType, allowed
 from esper.leyline.metrics import ROUND, FieldKind, Metric
 from esper.nissa import RunDirectory, TelemetryError
+from esper.nissa.alerts import BASELINE_ROUNDS
 from esper.nissa.tables import SCHEMAS
 
 _T, _K = TelemetryEventType, FieldKind
@@ -81,11 +82,11 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
             UNION ALL SELECT round_idx, unnest(nonfinite_fields) FROM updates) WHERE field NOT LIKE '%.%' GROUP BY round_idx),
         paid AS (SELECT round_idx, abs(avg_reward) AS size, count(*) OVER before AS n, max(abs(avg_reward)) OVER before AS largest
             FROM rounds WHERE avg_reward IS NOT NULL
-            WINDOW before AS (ORDER BY seq ROWS BETWEEN 10 PRECEDING AND 1 PRECEDING))
+            WINDOW before AS (ORDER BY seq ROWS BETWEEN {BASELINE_ROUNDS} PRECEDING AND 1 PRECEDING))
         SELECT rounds.round_idx, 1 - coalesce(acted, 0) / nullif(total, 0) AS wait_share, top / acted AS top_op_share,
             1 - done / acted AS failure_rate, coalesce(panics.n, 0) / episodes AS rollbacks_per_episode,
             1 - ended / germinated AS unfinished_share,
-            CASE WHEN paid.n >= 3 THEN size / greatest(1, largest) END AS reward_jump, coalesce(broken.n, 0) AS nonfinite_metrics
+            CASE WHEN paid.n >= 1 THEN size / greatest(1, largest) END AS reward_jump, coalesce(broken.n, 0) AS nonfinite_metrics
         FROM rounds LEFT JOIN sampled USING (round_idx) LEFT JOIN seeds USING (round_idx) LEFT JOIN panics USING (round_idx)
             LEFT JOIN broken USING (round_idx) LEFT JOIN paid USING (round_idx) ORDER BY rounds.seq"""),
     View("slots", "Each seed after each step; a free slot has no row.", (

@@ -180,8 +180,9 @@ class GPTHost(Host):
         networks = self.population if networks is None else networks
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
             raise ShapeError(f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]")
-        low, high = x.aminmax()
-        # Rows lie side by side in one table: a token outside would read, and teach, another network's embedding.
+        # Rows lie side by side in one table: a token outside would read, and teach, another network's embedding. On another
+        # device to look would mean to wait for it; batches come from datasets that fit the host.
+        low, high = x.aminmax() if x.device.type == "cpu" else (0, 0)
         if low < 0 or high >= self.vocabulary:
             raise EsperError(f"GPT host: tokens from {int(low)} to {int(high)}; allowed: 0 to {self.vocabulary - 1}")
 

@@ -44,6 +44,12 @@ class OptimizerConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise EsperError(f"optimizer: {name} is {value}, must be finite and 0 or more")
+        for name in ("momentum", "beta2"):
+            if getattr(self, name) >= 1:
+                raise EsperError(f"optimizer: {name} is {getattr(self, name)}, must be below 1")
+        for name in ("clip", "eps"):
+            if not getattr(self, name):
+                raise EsperError(f"optimizer: {name} is 0, which would take every gradient away; must be above 0")
 
 
 @dataclass(slots=True)

@@ -117,7 +117,6 @@ _PPO_UPDATE = (
     _map("head_kl", "nats", f"Each head's KL estimate: {_HEADS}."),
     _up("layer_health", "share", "Share of the policy's layers with a sound gradient; measured at level debug."),
     _int("dead_layers", "layers", "Layers whose gradient is zero almost everywhere.", better="lower"),
-    _int("exploding_layers", "layers", "Layers with many large gradients.", better="lower"),
     _int("nonfinite_layers", "layers", "Layers with NaN or Inf in their gradient.", better="lower", high=0),
     Metric("clipped_grad_norm", "norm", "Gradient norm of the last step, as it was taken; measured at level debug."),
     _texts("nonfinite", "Parameters and gradients that were not finite, where a step was skipped."),
@@ -173,7 +172,7 @@ _LAST_ACTION = (
 )
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
-    _T.RUN_STARTED: EventSpec("A run begins or goes on.", (
+    _T.RUN_STARTED: EventSpec("A run begins.", (
         _text("task", "Name of the task."),
         _text("policy", "Who decides: ppo, heuristic, random or wait."),
         _text("reward_mode", "What is rewarded."),
@@ -182,10 +181,7 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
         _int("envs", "envs", "Networks side by side."),
         _int("episode_length", "epochs", "Epochs of one episode."),
         _texts("slots", "Slots in the order of the policy's indices."),
-        _int("host_params", "parameters", "Parameters of a host without seeds."),
-        _int("start_round", "rounds", "First round of this part of the run."),
-        _int("start_epoch", "epochs", "Finished epochs of that round."),
-        _text("resumed_from", "Checkpoint that the run goes on from; null for a fresh run."))),
+        _int("host_params", "parameters", "Parameters of a host without seeds."))),
     _T.RUN_ENDED: EventSpec("A run ends; a log without it was cut off.", (
         _text("status", "finished, stopped or failed."),
         _text("message", "What went wrong, where something did."),

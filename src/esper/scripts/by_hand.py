@@ -35,8 +35,8 @@ def by_hand() -> None:
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
-    batches = SharedBatchIterator(split, [list(range(ROWS))], 64, steps_per_epoch=15, seed=0, rows=[ROWS])
-    # Row i and row i + 8 start from the same weights, so that the comparison is paired.
+    # Row i and row i + 8 start from the same weights and see the same batches, so that the comparison is paired.
+    batches = SharedBatchIterator(split, [[*GROWN, *GROWN]], 64, steps_per_epoch=15, seed=0, rows=[ROWS])
     model = MorphogeneticModel(CNNHost(ROWS, base=4, kernel=1, channels=1, size=8), gates=GateConfig(permissive=True),
                                pacing=Pacing(min_training_epochs=TRAINING),
                                seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)])

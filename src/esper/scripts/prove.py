@@ -128,6 +128,7 @@ def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, 
                track: Track) -> Schedules | None:
     """Those that a search finds, those in the file, those that ship, or none."""
     if budget:
+        writable((path or directory / "schedule.json").parent)
         found = search_schedules(task, budget, candidates=candidates, track=track)
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
         if refine:

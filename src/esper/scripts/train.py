@@ -107,8 +107,8 @@ def run_directory(config: TrainingConfig) -> Path:
     if config.resume is not None:
         checkpoints = Path(config.resume).absolute().parent
         if checkpoints.name != "checkpoints":
-            raise EsperError(f"--resume {config.resume} does not lie in a run's checkpoints directory; say where to record "
-                             "with --telemetry-dir")
+            raise EsperError(f"--resume {config.resume} does not lie in a run's checkpoints directory; name the run that it "
+                             "continues with --telemetry-dir")
         return checkpoints.parent
     for n in count(1):
         directory = Path("runs") / f"{config.task}-{config.policy}-{config.seed}-{n}"
@@ -167,8 +167,7 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     print(f"results: {config.telemetry_dir}")
     if not caught or (not result.stopped if config.ab_reward_modes else len(history) == config.rounds):
         return DONE
-    again = [*arguments, *(word for pair in (("--telemetry-dir", config.telemetry_dir), ("--resume", "auto"))
-                           if pair[0] not in arguments for word in pair)]
+    again = [*arguments, "--telemetry-dir", config.telemetry_dir, "--resume", "auto"]  # the last of a kind counts
     print(f"stopped; to go on: python -m esper.scripts.train {shlex.join(again)}")
     return 128 + caught[0]
 

@@ -98,5 +98,7 @@ class BatchSummary:
     mean_reward: float
     mean_added_params: float
     rollbacks: int
+    objectives: tuple[float, ...] = ()
+    """J of each env."""
     action_counts: Mapping[str, int] = field(default_factory=dict)
     action_successes: Mapping[str, int] = field(default_factory=dict)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from esper.leyline import (
+    COOLDOWN_STAGES,
     STAGES,
     AlphaAlgorithm,
     AlphaMode,
@@ -134,9 +135,9 @@ def _last_op(op: LifecycleOp) -> Callable[[FeatureInputs], Array]:
 
 
 def _growth(x: FeatureInputs) -> Array:
-    """Seeds' parameters over the host's, of the whole network."""
-    host = np.maximum(x.table["host_params"].max(1), 1)
-    return x.table["params"].sum(1) / host
+    """[E, S] each seed's parameters over the host's; 0 once it is gone."""
+    there = ~np.isin(x.table["stage"], tuple(COOLDOWN_STAGES))
+    return np.where(there, x.table["params"], 0) / np.maximum(x.table["host_params"].max(1, keepdims=True), 1)
 
 
 def _sensor(index: int, *, relative: bool = False) -> Callable[[FeatureInputs], Array]:
@@ -169,7 +170,7 @@ BASE: tuple[Feature, ...] = (
     Feature("blending", "share of slots with a blending seed", _count(SeedStage.BLENDING), plain),
     Feature("holding", "share of slots with a holding seed", _count(SeedStage.HOLDING), plain),
     Feature("fossilized", "share of slots with a fossil", _count(SeedStage.FOSSILIZED), plain),
-    Feature("rent", "ln(1 + seeds' / host's parameters)", _growth, np.log1p),
+    Feature("rent", "ln(1 + seeds' / host's parameters)", lambda x: _growth(x).sum(1), np.log1p),
     Feature("last_success", "the last action was executed", lambda x: x.last_success, plain),
     *(Feature(f"last_{op.name.lower()}", f"the last action was {op.name}", _last_op(op), plain) for op in LifecycleOp),
 )
@@ -203,8 +204,7 @@ SLOT: tuple[Feature, ...] = (
     Feature("gradient_ratio", "newborn to incumbent: the seed's gradient over the host's, per parameter",
             _column("gradient_ratio"), magnitude, True),
     Feature("gradient_health", "1 where all tensors have a sound gradient", _column("gradient_health"), plain, True),
-    Feature("size", "ln(1 + seed's / host's parameters)",
-            lambda x: x.table["params"] / np.maximum(x.table["host_params"], 1), np.log1p),
+    Feature("size", "ln(1 + seed's / host's parameters)", _growth, np.log1p),
     Feature("can_advance", "the gate of the next stage is open", _column("can_advance"), plain),
     Feature("can_fossilize", "the gate to permanence is open", _column("can_fossilize"), plain),
     Feature("boundary_norm", "norm of the gradient at the slot", _sensor(0), magnitude, True),

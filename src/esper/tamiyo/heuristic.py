@@ -81,6 +81,9 @@ class HeuristicConfig:
         for name in ("min_progress", "max_progress", "max_rank", "rank_step", "min_tap_ratio", "strong_tap_ratio",
                      "growth_weight", "depth_price", "fail_age", "fail_drop", "min_contribution"):
             check_number("heuristic", name, getattr(self, name))
+        for name, high in (("plateau_epochs", 10), ("fail_drop", 30), ("min_contribution", 30)):
+            if getattr(self, name) > high:  # where the features end
+                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high} or less")
 
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)

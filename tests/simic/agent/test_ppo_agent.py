@@ -101,6 +101,7 @@ def test_a_step_that_leaves_the_trust_region_is_taken_back(toys) -> None:
     metrics = agent.update()
     assert metrics.kl_stops == 1
     assert metrics.optimizer_steps == 0
+    assert metrics.approx_kl_max > 1.5e-4, "what was taken back is told"
     for name, t in weights(agent).items():
         if not name.startswith("value_"):  # PopArt rescaled the value head
             assert torch.equal(t, before[name]), name
@@ -148,6 +149,8 @@ class TestNonFinite:
             assert (metrics.skipped_steps, metrics.optimizer_steps) == (1, 0)
             assert agent.skipped_steps == expected
             assert metrics.policy_loss != metrics.policy_loss, "nothing was learned, so nothing was measured"
+            assert poisoned.grad is not None
+            assert poisoned.grad.isnan().any(), "what was wrong is there to be looked at"
             for name, t in weights(agent).items():
                 if not name.startswith("value_"):
                     assert torch.equal(t.nan_to_num(7.0), before[name].nan_to_num(7.0)), name

@@ -112,9 +112,7 @@ def test_layers_against_a_loop() -> None:
         assert stats.std == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in values) / len(values)))
         assert (stats.minimum, stats.maximum) == (min(values), max(values))
         assert stats.zero_fraction == pytest.approx(sum(v == 0 for v in values) / len(values))
-        assert stats.small_fraction == pytest.approx(sum(abs(v) < 1e-6 for v in values) / len(values))
-        assert stats.large_fraction == pytest.approx(sum(abs(v) > 10 for v in values) / len(values))
-    assert (found["2.bias"].large_fraction, found["2.bias"].zero_fraction) == (0.5, 0.5)
+    assert (found["2.bias"].maximum, found["2.bias"].zero_fraction) == (20.0, 0.5)
 
 
 def test_layers_with_numbers_that_float32_cannot_square_or_hold() -> None:

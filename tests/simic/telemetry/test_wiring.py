@@ -17,7 +17,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized import open_trainer, resolve_task
 
 UNMEASURED = {
-    "run_started.resumed_from", "run_ended.message", "throughput.gpu_utilization", "ppo_update.nonfinite",
+    "run_ended.message", "throughput.gpu_utilization", "ppo_update.nonfinite",
     "batch_completed.seed_stage", "batch_completed.active_slot",
 }
 """Null in a fresh run on a CPU that ends well; the last two where no seed is left at the end of a round."""

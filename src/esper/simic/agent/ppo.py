@@ -124,9 +124,10 @@ class PPOAgent:
             value_mean=masked_mean(batch.value, valid).item(), explained_variance=explained_variance(batch.value, returns, valid),
             advantage_std=advantage_std, **{name: fmean(seen[name]) for name in
                                             ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")},
-            approx_kl_max=max(seen["approx_kl"]), ratio_max=max(seen["ratio_max"]), ratio_min=min(seen["ratio_min"]),
+            approx_kl_max=max(*seen["approx_kl"], loop.stop_kl or 0.0),
+            ratio_max=max(seen["ratio_max"]), ratio_min=min(seen["ratio_min"]),
             log_prob_drift=seen["log_prob_drift"][0], grad_norm_max=max(seen["grad_norm"]),
-            optimizer_steps=loop.optimizer_steps, skipped_steps=loop.skipped_steps, kl_stops=int(loop.kl_stopped),
+            optimizer_steps=loop.optimizer_steps, skipped_steps=loop.skipped_steps, kl_stops=int(loop.stop_kl is not None),
             learning_rate=self.optimizer.param_groups[0]["lr"], entropy_coef=self.entropy_coef, epsilon=self.epsilon,
             value_scale=self.policy.network.value_scale.item(),
             head_entropy=tuple(fmean(seen[f"head_entropy.{name}"]) for name in HEAD_NAMES),
@@ -180,8 +181,9 @@ class PPOAgent:
     def _load_adam(self, origin: object, stored: Mapping[str, Tensor]) -> None:
         if stored:
             for parameter in self.policy.network.parameters():
-                self.optimizer.state[parameter] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(parameter),
-                                                   "exp_avg_sq": torch.zeros_like(parameter)}
+                self.optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device), "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter)}
         load_tensors(f"{origin} (adam)", self._adam_tensors(), stored)
 
     def save(self, path: str | os.PathLike[str]) -> None:

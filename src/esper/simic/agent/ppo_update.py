@@ -162,7 +162,8 @@ class LoopResult:
     measured: dict[str, list[float]]  # one value per minibatch; a NaN if all were skipped
     optimizer_steps: int
     skipped_steps: int
-    kl_stopped: bool
+    stop_kl: float | None
+    """The KL estimate that ended the loop, if one did."""
 
 
 def _by_head(name: str, x: Tensor, where: Tensor) -> dict[str, Tensor]:
@@ -197,7 +198,8 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
              imitate: bool = False) -> LoopResult:
     """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
-    A minibatch whose loss or gradient norm is not finite is skipped; `skip_budget` of them raise. A step after which the next
+    A minibatch whose loss or gradient norm is not finite is skipped, and the first one's gradients are left on the parameters;
+    `skip_budget` of them raise. A step after which the next
     minibatch sees a KL above 1.5 times the target is taken back, and the loop ends: near-deterministic policies with a memory
     can be destroyed by one step, and a limit that is only noticed afterwards would not prevent it.
     """
@@ -209,35 +211,41 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
              for rows in torch.randperm(num_envs, generator=generator).tensor_split(min(config.minibatches, num_envs))]
     log: list[dict[str, float]] = []
     steps = skipped = 0
-    kl_stopped = False
+    stop_kl: float | None = None
+    broken: list[Tensor | None] | None = None
     for i, rows in enumerate([*order, order[0]]):  # the last one only checks the last step
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon)
             loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
                                             entropy_coef=entropy_coef, imitate=imitate)
-        if steps and config.target_kl is not None and measured["approx_kl"].item() > 1.5 * config.target_kl:
+        if steps and config.target_kl is not None and (kl := measured["approx_kl"].item()) > 1.5 * config.target_kl:
             for parameter, saved in zip(parameters, before_step, strict=True):
                 parameter.data.copy_(saved)
-            kl_stopped, steps = True, steps - 1
+            stop_kl, steps = kl, steps - 1
             break
         if i == len(order):
             break
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        measured |= {"loss": loss.detach(), "grad_norm": nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)}
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        measured |= {"loss": loss.detach(), "grad_norm": norm}
         values = dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             skipped += 1
+            broken = broken or [p.grad for p in parameters]
             if skipped >= skip_budget:
                 raise NonFiniteUpdateError(
                     f"env rows {rows.tolist()}: loss {values['loss']}, gradient norm {values['grad_norm']}; {skipped} steps "
                     "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr")
             continue
+        nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
         log.append(values)
         for parameter, saved in zip(parameters, before_step, strict=True):
             saved.copy_(parameter.data)
         optimizer.step()
         steps += 1
+    for parameter, gradient in zip(parameters, broken or (), strict=False):  # for whoever asks what was wrong
+        parameter.grad = gradient
     by_name = {name: [values[name] for values in log] or [math.nan] for name in (*measured, "grad_norm")}
-    return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, kl_stopped=kl_stopped)
+    return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, stop_kl=stop_kl)

@@ -136,7 +136,7 @@ def refine_schedules(task: TaskSpec, found: Schedules, *, population: int | None
         search, plans = _Search(task, found.root_seed, population or task.population), neighbours(task, one.schedule)
         fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
         advance = track(what, (len({*plans, one.schedule, ()}) + 2 * quarter + 4) * search.size * task.episode_length // 2)
-        for size in (search.size // 2, search.size):
+        for size in (max(2, search.size // 2), max(4, search.size)):
             met = list(islice(fresh, size))
             used += sum(search.meet(dict.fromkeys(met, plan), advance) for plan in dict.fromkeys([one.schedule, *plans, ()]))
             plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]

@@ -20,10 +20,6 @@ class LayerGradientStats:
     minimum: float
     maximum: float
     zero_fraction: float
-    small_fraction: float
-    """Share below 1e-6 in magnitude, zeros included."""
-    large_fraction: float
-    """Share above 10 in magnitude."""
     nan_count: int
     inf_count: int
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from esper.simic.contracts import ActionOutcome
     from esper.simic.rewards import RewardComponentsTelemetry
 
-DEAD_SHARE, EXPLODING_SHARE = 0.9, 0.1
+DEAD_SHARE = 0.9
 """A layer is dead if more of its gradient than this is zero, and explodes if more than this is large."""
 RUN_STATUS = ("finished", "stopped", "failed")
 _CHOICES: Mapping[str, Sequence[str | int | float]] = {
@@ -129,12 +129,10 @@ def compute_grad_norm_surrogate(model: nn.Module) -> float:
 
 
 def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
-    """How many layers have a gradient that is dead, explodes or is not finite, and the share that has none of these."""
-    bad = [(s.zero_fraction > DEAD_SHARE, s.large_fraction > EXPLODING_SHARE, s.nan_count + s.inf_count > 0)
-           for s in layer_stats]
-    dead, exploding, nonfinite = (sum(flags[i] for flags in bad) for i in range(3))
-    return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0, "dead_layers": dead,
-            "exploding_layers": exploding, "nonfinite_layers": nonfinite}
+    """How many layers have a gradient that is dead or not finite, and the share that has neither."""
+    bad = [(s.zero_fraction > DEAD_SHARE, s.nan_count + s.inf_count > 0) for s in layer_stats]
+    return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
+            "dead_layers": sum(dead for dead, _ in bad), "nonfinite_layers": sum(nonfinite for _, nonfinite in bad)}
 
 
 def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
@@ -212,13 +210,11 @@ def apply_slot_telemetry(slot_config: dict[str, Any], telemetry_config: Telemetr
 
 
 def emit_run_started(hub: TelemetryHub, *, task: str, policy: str, reward_mode: str, seed: int, rounds: int, envs: int,
-                     episode_length: int, slots: Sequence[str], host_params: int, start_round: int = 0, start_epoch: int = 0,
-                     resumed_from: str | None = None) -> None:
-    """The first event of a run, and of every part of it that goes on from a checkpoint."""
+                     episode_length: int, slots: Sequence[str], host_params: int) -> None:
+    """The first event of a run."""
     _emit(hub, TelemetryEventType.RUN_STARTED, {
         "task": task, "policy": policy, "reward_mode": reward_mode, "seed": seed, "rounds": rounds, "envs": envs,
-        "episode_length": episode_length, "slots": list(slots), "host_params": host_params, "start_round": start_round,
-        "start_epoch": start_epoch, "resumed_from": resumed_from})
+        "episode_length": episode_length, "slots": list(slots), "host_params": host_params})
 
 
 def emit_run_ended(hub: TelemetryHub, status: str, *, rounds_completed: int, episodes_completed: int, env_steps: int,

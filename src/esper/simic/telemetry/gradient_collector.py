@@ -15,9 +15,6 @@ from esper.leyline import EsperError
 from esper.leyline.reports import MAX_GRADIENT_RATIO
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 
-SMALL, LARGE = 1e-6, 10.0
-"""A gradient's element below or above these, in magnitude, counts as small or large."""
-
 
 @torch.no_grad()
 def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
@@ -27,8 +24,8 @@ def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
     if not layers:
         return []
     rows = torch.stack([_statistics(grad) for _, _, grad in layers]).tolist()
-    return [LayerGradientStats(name, p.numel(), norm, mean, std, low, high, zero, small, large, int(nans), int(infs))
-            for (name, p, _), (norm, mean, std, low, high, zero, small, large, nans, infs) in zip(layers, rows, strict=True)]
+    return [LayerGradientStats(name, p.numel(), norm, mean, std, low, high, zero, int(nans), int(infs))
+            for (name, p, _), (norm, mean, std, low, high, zero, nans, infs) in zip(layers, rows, strict=True)]
 
 
 def _statistics(grad: Tensor) -> Tensor:
@@ -37,8 +34,8 @@ def _statistics(grad: Tensor) -> Tensor:
     low, high = values.aminmax()
     std, mean = torch.std_mean(values, correction=0)
     return torch.stack([
-        torch.linalg.vector_norm(values), mean, std, low, high, (size == 0).double().mean(), (size < SMALL).double().mean(),
-        (size > LARGE).double().mean(), size.isnan().sum().double(), size.isinf().sum().double()])
+        torch.linalg.vector_norm(values), mean, std, low, high, (size == 0).double().mean(),
+        size.isnan().sum().double(), size.isinf().sum().double()])
 
 
 @dataclass(frozen=True, slots=True)

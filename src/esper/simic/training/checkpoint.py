@@ -6,7 +6,6 @@ every network, optimizer row, governor, tracker and the unfinished rollout, so t
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
 from esper.leyline import EsperError, LifecycleOp
+from esper.leyline.files import write_atomic
 from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import BatchSummary
 from esper.simic.training.action_execution import measure
@@ -51,16 +51,16 @@ class CheckpointStore:
         """Write a checkpoint and delete those that are too old. One taken because the run was told to stop is not announced:
         resumed, the run's story has no trace of it."""
         progress = trainer.progress
-        path = self.directory / f"round-{progress.round_idx:06d}-epoch-{progress.epoch:04d}.safetensors"
-        best = progress.history[-1].mean_objective if progress.history and not progress.epoch else -math.inf
+        path = self.directory / _name(progress.round_idx, progress.epoch)
+        own = announce and not progress.epoch and progress.round_idx > trainer.config.teacher_rounds  # not the teacher's J
+        best = progress.history[-1].mean_objective if own else -math.inf
         is_best = best > progress.best
         progress.best = max(progress.best, best)
         try:
             trainer.recorder.hub.flush()  # first: a checkpoint counts on the events before it
             write_archive(path, *capture(trainer))
             if is_best:
-                shutil.copyfile(path, self.directory / ".best.partial")
-                (self.directory / ".best.partial").replace(self.directory / "best.safetensors")
+                write_atomic(self.directory / "best.safetensors", path.read_bytes())
             for old in self.found()[:-self.keep_last]:
                 old.unlink()
         except OSError as error:
@@ -72,6 +72,17 @@ class CheckpointStore:
     def found(self) -> list[Path]:
         """Checkpoints, oldest first."""
         return sorted(self.directory.glob("round-*.safetensors"))
+
+    def forget_after(self, finished: tuple[int, int]) -> None:
+        """Delete checkpoints of what came after these finished rounds and epochs: a run that goes on from there has no log of
+        it, and would take them for its newest."""
+        for path in self.found():
+            if path.name > _name(*finished):
+                path.unlink()
+
+
+def _name(round_idx: int, epoch: int) -> str:
+    return f"round-{round_idx:06d}-epoch-{epoch:04d}.safetensors"
 
 
 def find_checkpoint(resume: str, directory: Path | None) -> Path:
@@ -101,6 +112,8 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> tuple[dict[str, Tenso
         stored = meta["config"].get(name)
         if name not in may_change and stored != value:
             raise CheckpointError(f"{path}: {_difference(name, stored, value)}")
+    if config.rounds < finished_of(meta)[0]:
+        raise CheckpointError(f"{path}: {finished_of(meta)[0]} rounds are finished; rounds is {config.rounds}, must be no less")
     return tensors, meta
 
 
@@ -180,7 +193,8 @@ def restore(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], meta: 
     try:
         progress, stored = trainer.progress, meta["progress"]
         progress.round_idx, progress.epoch, progress.best = stored["round_idx"], stored["epoch"], stored["best"]
-        progress.history[:] = [BatchSummary(**summary) for summary in stored["history"]]
+        progress.history[:] = [BatchSummary(**summary | {"objectives": tuple(summary["objectives"])})
+                               for summary in stored["history"]]
         trainer.context.normalizer.load_state_dict(meta["normalizer"])
         trainer.recorder.load_state(meta["recorder"], progress.round_idx)
         if meta["round"] is not None:

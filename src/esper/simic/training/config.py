@@ -91,7 +91,7 @@ class TrainingConfig:
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Precision of the networks' forward passes; fp16 needs a population of 1."""
     gpu_preload: bool = False
-    """Keep the whole dataset in the memory of each CUDA device."""
+    """Keep the whole dataset in the memory of the first device, a CUDA one."""
 
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
     """Rewards made of contributions and J, or of changes of the loss."""
@@ -106,7 +106,8 @@ class TrainingConfig:
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
     anneal_fraction: float = 0.8
-    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if ppo.anneal_updates is 0."""
+    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if ppo.anneal_updates is 0;
+    0: they stay at their starts."""
     hidden: int = 128
     """Units of the policy's recurrent layer."""
     patience: float = 1.0
@@ -156,7 +157,7 @@ class TrainingConfig:
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
         """Settings that are each allowed and make no sense together."""
-        on_cuda = any(device.startswith("cuda") for device in self.devices)
+        on_cuda = bool(self.devices) and self.devices[0].startswith("cuda")
         modes, gates = self.ab_reward_modes, self.auto_forward_gates or ()
         yield not self.devices, "devices is empty; name one or more, for example cpu"
         yield (self.episode_length is not None and self.rollout_length is not None and self.rollout_length > self.episode_length,
@@ -164,7 +165,7 @@ class TrainingConfig:
         yield self.amp == "fp16" and self.population not in (None, 1), (
             f"amp fp16 with population {self.population}: one loss scale cannot serve several networks; "
             "allowed: population 1, or amp bf16")
-        yield self.gpu_preload and not on_cuda, f"gpu_preload with devices {', '.join(self.devices)}: none is a CUDA device"
+        yield self.gpu_preload and not on_cuda, f"gpu_preload with devices {', '.join(self.devices)}: the first is no CUDA device"
         yield len(modes) == 1, f"ab_reward_modes has only {', '.join(modes)}; name two or more, or set reward.mode"
         yield len(set(modes)) < len(modes), f"ab_reward_modes names a mode twice: {', '.join(modes)}"
         yield bool(modes) and self.policy != "ppo", f"ab_reward_modes with policy {self.policy}, which cannot learn; allowed: ppo"
@@ -175,6 +176,11 @@ class TrainingConfig:
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
         yield not 0 <= self.rent_curriculum <= 1, f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]"
+        free = self.reward_family is RewardFamily.LOSS or self.reward.mode in (
+            RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
+        yield bool(self.rent_curriculum) and free, (
+            f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode {self.reward.mode}: size has "
+            "no price there that could rise")
         yield not 0 <= self.anneal_fraction <= 1, f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]"
         yield (self.teacher is None) is not (self.teacher_rounds == 0), (
             f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither")

@@ -4,6 +4,7 @@ Networks, data order and action noise of env i in round r are the same in every 
 """
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -34,7 +35,7 @@ class ABResult:
     stopped: bool = False
 
     @classmethod
-    def of(cls, played: dict[RewardMode, dict[int, list[float]]], *, stopped: bool = False) -> ABResult:
+    def of(cls, played: Mapping[RewardMode, Mapping[int, Sequence[float]]], *, stopped: bool = False) -> ABResult:
         common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
         if not common and stopped:
             return cls({}, {}, {}, stopped)
@@ -54,20 +55,17 @@ def train_dual_ab(**fields: Any) -> ABResult:
     from esper.runtime.tasks import get_task_spec
 
     task = vectorized.resolve_task(config, get_task_spec(config.task))
-    played: dict[RewardMode, dict[int, list[float]]] = {mode: {} for mode in config.ab_reward_modes}
     with ExitStack() as runs:
         runs.callback(vectorized.clear_stop)
         groups = {mode: runs.enter_context(vectorized.open_trainer(
                       _group(config, mode), task, TelemetryHub([_Progress(vectorized.get_hub())])))
                   for mode in config.ab_reward_modes}
         for finished in range(1, config.rounds + 1):
-            for mode, trainer in groups.items():
-                before = trainer.progress.round_idx
+            for trainer in groups.values():
                 trainer.run(until=finished)
-                if trainer.progress.round_idx > before:
-                    played[mode][before] = [outcome.objective for outcome in trainer.env.ledger.outcomes]
         stopped = any(trainer.stopped for trainer in groups.values())
-    return ABResult.of(played, stopped=stopped)
+    return ABResult.of({mode: {summary.round_idx: summary.objectives for summary in trainer.progress.history}
+                        for mode, trainer in groups.items()}, stopped=stopped)
 
 
 class _Progress:

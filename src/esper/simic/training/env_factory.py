@@ -150,6 +150,7 @@ def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: i
         env.init_accumulators(list(task.slots))
         env.signal_tracker.reset()
         env.governor.reset()
+    group.scaler.load_state_dict({**group.scaler.state_dict(), "scale": FIRST_LOSS_SCALE, "_growth_tracker": 0})
     group.base_lr = (group.optimizer.host_lr.clone(), group.optimizer.seed_lr.clone())
     group.zero_accumulators()
 

@@ -59,7 +59,8 @@ class ParallelEnvState:
 
     episode_idx: int = 0
     sensors: list[list[float]] = field(default_factory=list)
-    """Growth sensors of the epoch's last step: boundary norm, growth score and (of convolutions) tap ratio, of each slot."""
+    """Growth sensors of the epoch's last step: boundary norm, growth score, rank of the features and (of
+    convolutions) tap ratio, of each slot."""
     coalitions: CoalitionTable | None = None
     """This epoch's validation of every coalition of blended seeds."""
     germinated: int = 0
@@ -134,7 +135,7 @@ class EnvGroup:
     samples: int = 0
     """Targets of one row seen this epoch."""
     sensors: Tensor | None = None
-    """[2 or 3, P, S] growth sensors of the epoch's last step."""
+    """[3 or 4, P, S] growth sensors of the epoch's last step."""
 
     def __post_init__(self) -> None:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())

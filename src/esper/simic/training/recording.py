@@ -86,11 +86,11 @@ class RunRecorder:
                          episode_length=rules.max_epochs, slots=rules.slot_config.slot_ids,
                          host_params=env.groups[0].model.host_params)
 
-    def end_run(self, status: str, progress: Progress) -> None:
+    def end_run(self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None) -> None:
         rounds = len(progress.history)
         emit_run_ended(self.hub, status, rounds_completed=rounds, episodes_completed=rounds * self.config.envs,
-                       env_steps=sum(sum(s.action_counts.values()) for s in progress.history),
-                       seconds=time.perf_counter() - self._began)
+                       env_steps=rounds * self.config.envs * max_epochs, seconds=time.perf_counter() - self._began,
+                       message=message)
         self.hub.flush()
 
     def begin_round(self, round_idx: int) -> None:

@@ -83,7 +83,7 @@ class Observation:
     signals: list[TrainingSignals]
     reports: list[dict[str, SeedStateReport]]
     table: ReportArray  # [E, S]
-    sensors: npt.NDArray[np.float64]  # [E, 2 or 3, S]
+    sensors: npt.NDArray[np.float64]  # [E, 3 or 4, S]
     masks: ActionMasks
     panics: dict[int, GovernorReport]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 import torch.amp as torch_amp
 
 from esper.leyline import EsperError, PolicyProtocol, SlotConfig, allowed, stream_seed
-from esper.nissa import RunDirectory, TelemetryHub, get_hub
+from esper.nissa import RunDirectory, TelemetryError, TelemetryHub, get_hub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
@@ -113,6 +113,8 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
             run = (RunDirectory.create(directory, config=config.to_json()) if stored is None
                    else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1])))
             trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
+            if stored is not None:
+                trainer.context.store.forget_after(finished_of(stored[1]))
             trainer.recorder.detector = AnomalyDetector(run.events())
             cleanup.enter_context(hub.attached(*run.outputs()))
         cleanup.enter_context(hub.attached(trainer.recorder.detector))
@@ -121,7 +123,12 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
         else:
             assert checkpoint is not None
             restore(trainer, *stored, checkpoint)
-        yield trainer
+        try:
+            yield trainer
+        except Exception as error:
+            with suppress(TelemetryError):  # the error itself matters more than that it cannot be told
+                trainer.end_run("failed", f"{type(error).__name__}: {error}")
+            raise
 
 
 def build_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub,
@@ -158,6 +165,9 @@ def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices
     rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
+    if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
+        raise EsperError(f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
+                         f"{task.num_classes}")
     split = validation_split(data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block)
     worlds = [[member // config.twins for member in members] for members in ids]
     batches = SharedBatchIterator(split, worlds, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,

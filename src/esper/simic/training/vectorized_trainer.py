@@ -144,7 +144,7 @@ class VectorizedPPOTrainer:
                     self._heed_stop()
             if not self.stopped:
                 self._end_round()
-        if self.progress.round_idx == self.config.rounds and not self.stopped:
+        if self.progress.round_idx == self.config.rounds == last and not self.stopped:
             self._finish()
         return self.agent, self.progress.history
 
@@ -197,16 +197,21 @@ class VectorizedPPOTrainer:
                 self._save()
             self._heed_stop()
 
+    def end_run(self, status: str, message: str | None = None) -> None:
+        """The last event."""
+        self.recorder.end_run(status, self.progress, max_epochs=self.max_epochs, message=message)
+
     def _finish(self) -> None:
         self._save()
-        self.recorder.end_run("finished", self.progress)
+        self.end_run("finished")
 
     def _summary(self, outcomes: list[EpisodeOutcome]) -> BatchSummary:
         return BatchSummary(
             round_idx=self.progress.round_idx, episodes_completed=(self.progress.round_idx + 1) * self.num_envs,
             mean_accuracy=fmean(o.final_accuracy for o in outcomes),
             mean_committed_accuracy=fmean(o.committed_accuracy for o in outcomes),
-            mean_objective=fmean(o.objective for o in outcomes), mean_reward=fmean(o.total_reward for o in outcomes),
+            mean_objective=fmean(o.objective for o in outcomes), objectives=tuple(o.objective for o in outcomes),
+            mean_reward=fmean(o.total_reward for o in outcomes),
             mean_added_params=fmean(o.added_params for o in outcomes), rollbacks=sum(o.rollbacks for o in outcomes),
             action_counts=self.decisions.counts, action_successes=self.decisions.successes)
 
@@ -271,7 +276,7 @@ class VectorizedPPOTrainer:
         if self.context.stop():
             self.stopped = True
             self._save(announce=False)
-            self.recorder.end_run("stopped", self.progress)
+            self.end_run("stopped")
 
     def _save(self, *, announce: bool = True) -> None:
         if self.context.store is not None:
