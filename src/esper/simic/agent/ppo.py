@@ -105,7 +105,7 @@ class PPOAgent:
             group["lr"] = self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
         loop = optimize(self.policy, self.optimizer, batch, advantages=normalized_advantages,
                         normalized_returns=self.popart.normalize(returns), config=self.config, entropy_coef=self.entropy_coef,
-                        seed=stream_seed(self.seed, "policy", self.updates), imitate=imitate,
+                        seed=stream_seed(self.seed, "policy", self.updates, counter=1), imitate=imitate,
                         skip_budget=MAX_SKIPPED_STEPS - self.skipped_steps)
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)
