@@ -167,7 +167,8 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     print(f"results: {config.telemetry_dir}")
     if not caught or (not result.stopped if config.ab_reward_modes else len(history) == config.rounds):
         return DONE
-    again = [*arguments, "--telemetry-dir", config.telemetry_dir, "--resume", "auto"]  # the last of a kind counts
+    place = [] if "--telemetry-dir" in arguments else ["--telemetry-dir", config.telemetry_dir]
+    again = [*arguments, *place, "--resume", "auto"]  # the last of a kind counts
     print(f"stopped; to go on: python -m esper.scripts.train {shlex.join(again)}")
     return 128 + caught[0]
 

@@ -109,7 +109,8 @@ class RolloutBuffer:
     def add_penalty(self, env: int, amount: float) -> bool:
         """Add `amount` (negative) to the env's last decision, which becomes terminal.
 
-        False, and nothing changes, if this episode has seen no decision yet: the penalty then appears only in the outcome.
+        False, and nothing changes, if this episode has no decision in this rollout: the penalty then appears only in the
+        outcome.
         """
         decisions = self.columns["valid"][env, :self.length].nonzero()
         if not len(decisions):
