@@ -1,4 +1,4 @@
-"""Signals by hand computation: deltas, plateau, settling, best, and a peek that leaves no trace."""
+"""Signals by hand computation: plateau, settling, best, and a peek that leaves no trace."""
 from __future__ import annotations
 
 import math
@@ -19,13 +19,10 @@ def feed(tracker: SignalTracker, epoch: int, loss: float, accuracy: float, *, pe
 
 
 @given(measures)
-def test_deltas_best_and_history(seen) -> None:
+def test_best_and_history(seen) -> None:
     tracker = SignalTracker(20, TrackerConfig(history=5))
     for epoch, (loss, accuracy) in enumerate(seen, 1):
         signals = feed(tracker, epoch, loss, accuracy)
-    assert signals.loss_delta == (seen[-2][0] - seen[-1][0] if len(seen) > 1 else 0.0)
-    assert signals.accuracy_delta == (seen[-1][1] - seen[-2][1] if len(seen) > 1 else 0.0)
-    assert signals.best_loss == min(loss for loss, _ in seen)
     assert signals.best_accuracy == max(accuracy for _, accuracy in seen)
     assert signals.loss_history == tuple(loss for loss, _ in seen[-5:])
     assert (signals.epoch, signals.max_epochs) == (len(seen), 20)

@@ -34,22 +34,16 @@ class Seed:
     init_seed: int
     """Source of its initial weights, and of its gate's, whenever it gets one."""
     stage: SeedStage = SeedStage.DORMANT
-    previous_stage: SeedStage = SeedStage.UNKNOWN
-    previous_epochs_in_stage: int = 0
     alpha: AlphaController = field(default_factory=AlphaController)
     metrics: SeedMetrics = field(default_factory=SeedMetrics)
-    is_healthy: bool = True
     prune_cause: PruneCause | None = None
     """Set while a scheduled prune ramps down, and after the prune."""
 
     def enter(self, stage: SeedStage) -> None:
         """Change stage: the stage's clock restarts and its accuracy baseline is taken anew."""
-        self.previous_stage, self.stage = self.stage, stage
-        self.previous_epochs_in_stage = self.metrics.epochs_in_stage
+        self.stage = stage
         self.metrics.epochs_in_stage = 0
         self.metrics.stage_start_accuracy = self.metrics.current_accuracy
-        if stage is SeedStage.BLENDING and self.metrics.blending_start_accuracy is None:
-            self.metrics.blending_start_accuracy = self.metrics.current_accuracy
 
     @property
     def is_present(self) -> bool:
@@ -103,8 +97,7 @@ class Seed:
                                      "which no seed in this stage can have")
 
 
-_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage,
-                          "previous_stage": SeedStage, "prune_cause": PruneCause}
+_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage, "prune_cause": PruneCause}
 _ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
 
 

@@ -193,11 +193,10 @@ class SeedSlot(nn.Module):
         holds = seed.alpha.mode is AlphaMode.HOLD
         return SeedStateReport(
             slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id,
-            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, previous_stage=seed.previous_stage,
-            previous_epochs_in_stage=seed.previous_epochs_in_stage, alpha=seed.alpha.alpha, alpha_target=seed.alpha.target,
-            alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total, alpha_steps_done=seed.alpha.steps_done,
-            alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm, tempo_epochs=seed.tempo_epochs,
-            is_healthy=seed.is_healthy, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
+            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, alpha=seed.alpha.alpha,
+            alpha_target=seed.alpha.target, alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total,
+            alpha_steps_done=seed.alpha.steps_done, alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm,
+            tempo_epochs=seed.tempo_epochs, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
             can_fossilize=self._can_pass(row, LifecycleOp.FOSSILIZE),
             can_retarget=holds and (seed.stage, LifecycleOp.SET_ALPHA_TARGET) in TRANSITIONS,
             can_prune=holds and seed.stage in LIVE_STAGES and seed.metrics.epochs_total >= self.pacing.min_prune_age,

@@ -36,7 +36,7 @@ from esper.leyline import (
 )
 from esper.leyline.files import write_atomic
 
-FORMAT = "esper-network-1"
+FORMAT = "esper-network-2"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
 
 

@@ -59,7 +59,6 @@ class GateReason(StrEnum):
     ALPHA_NOT_AT_TARGET = "alpha_not_at_target"
     CONTRIBUTION_UNMEASURED = "contribution_unmeasured"
     CONTRIBUTION_LOW = "contribution_low"
-    UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)

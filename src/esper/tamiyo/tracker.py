@@ -34,7 +34,6 @@ class _State:
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     best_accuracy: float = -math.inf
-    best_loss: float = math.inf
     plateau: int = 0
     stable: int = 0
     settled: bool = False
@@ -76,7 +75,6 @@ class SignalTracker:
         return _State(
             losses=[*old.losses, loss][-config.history:], accuracies=[*old.accuracies, accuracy][-config.history:],
             best_accuracy=accuracy if accuracy > old.best_accuracy else old.best_accuracy,
-            best_loss=loss if loss < old.best_loss else old.best_loss,
             plateau=0 if gain >= config.plateau_threshold else old.plateau + 1, stable=stable,
             settled=old.settled or stable >= config.stable_epochs)
 
@@ -90,10 +88,8 @@ class SignalTracker:
         losses, accuracies = state.losses, state.accuracies
         return TrainingSignals(
             epoch=epoch, max_epochs=self.max_epochs, train_loss=train_loss, train_accuracy=train_accuracy, val_loss=losses[-1],
-            val_accuracy=accuracies[-1], loss_delta=losses[-2] - losses[-1] if len(losses) > 1 else 0.0,
-            accuracy_delta=accuracies[-1] - accuracies[-2] if len(accuracies) > 1 else 0.0, plateau_epochs=state.plateau,
-            host_stabilized=state.settled, best_accuracy=state.best_accuracy, best_loss=state.best_loss,
-            loss_history=tuple(losses), accuracy_history=tuple(accuracies))
+            val_accuracy=accuracies[-1], plateau_epochs=state.plateau, host_stabilized=state.settled,
+            best_accuracy=state.best_accuracy, loss_history=tuple(losses), accuracy_history=tuple(accuracies))
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self._state)
