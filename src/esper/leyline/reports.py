@@ -22,6 +22,8 @@ MAX_GRADIENT_RATIO = 10.0
 """A host without gradient would make the ratio infinite."""
 GRADIENT_RATIO_DECAY = 0.9
 """The ratio is smoothed over epochs."""
+VELOCITY_DECAY = 0.7
+"""So is the change of a contribution, over measurements."""
 
 
 @dataclass(slots=True)
@@ -72,12 +74,12 @@ class SeedMetrics:
         old = self.gradient_ratio
         self.gradient_ratio = ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
 
-    def record_contribution(self, contribution: float, velocity_decay: float = 0.7) -> None:
+    def record_contribution(self, contribution: float) -> None:
         """Note a fresh leave-one-out measurement and update its smoothed change per measurement."""
         if self.contribution is not None:
             change = contribution - self.contribution
             old = self.contribution_velocity
-            self.contribution_velocity = change if old is None else velocity_decay * old + (1 - velocity_decay) * change
+            self.contribution_velocity = change if old is None else VELOCITY_DECAY * old + (1 - VELOCITY_DECAY) * change
         self.contribution = contribution
         self.contribution_age = 0
 
