@@ -20,7 +20,6 @@ from esper.leyline import (
     BlueprintAction,
     EsperError,
     FactoredAction,
-    GovernorProtocol,
     LifecycleKind,
     LifecycleOp,
     LifecycleRecord,
@@ -174,7 +173,7 @@ def test_bad_chance_loss(chance: float) -> None:
 
 def test_a_copy_is_made_at_once_and_at_every_reset() -> None:
     network = Journal(state=1)
-    watch: GovernorProtocol = TolariaGovernor(network, GovernorConfig(), CHANCE)
+    watch = TolariaGovernor(network, GovernorConfig(), CHANCE)
     assert network.calls == ["snapshot"]
     network.state = 2
     watch.reset()

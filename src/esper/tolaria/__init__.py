@@ -2,7 +2,6 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "GovernedNetwork": "esper.tolaria.governor",
     "GovernorConfig": "esper.tolaria.governor",
     "TolariaGovernor": "esper.tolaria.governor",
     "Veto": "esper.tolaria.governor",
