@@ -5,7 +5,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "GovernorConfig": "esper.tolaria.governor",
     "TolariaGovernor": "esper.tolaria.governor",
     "Veto": "esper.tolaria.governor",
-    "VetoReason": "esper.tolaria.governor",
     "create_model": "esper.tolaria.factory",
     "preflight": "esper.tolaria.governor",
     "validate_device": "esper.tolaria.devices",
