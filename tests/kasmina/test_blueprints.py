@@ -19,7 +19,7 @@ from esper.kasmina import (
 )
 from esper.kasmina.blueprints import register
 from esper.kasmina.layers import Lanes, Mode
-from esper.kasmina.slot import GATE_BANK
+from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     BLUEPRINT_IDS,
     BLUEPRINTS_BY_TOPOLOGY,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.kasmina import CNNHost, GPTHost, MorphogeneticModel, NetworkRow, PopulationOptimizer, evaluate_coalitions
-from esper.kasmina.slot import GATE_BANK
+from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     ALPHA_SPEED_EPOCHS,
     AlphaAlgorithm,
@@ -269,8 +269,8 @@ def test_a_blending_seed_that_was_never_mixed_in_is_pruned_at_once():
 def test_a_prune_names_its_cause():
     model = make("mlp")
     bring(model, SLOT, "lora", S.TRAINING)
-    assert model.prune(SLOT, cause=PruneCause.GOVERNOR).records[0].cause is PruneCause.GOVERNOR
-    assert model.step_epoch()[0].cause is PruneCause.GOVERNOR
+    assert model.prune(SLOT, cause=PruneCause.ROLLBACK).records[0].cause is PruneCause.ROLLBACK
+    assert model.step_epoch()[0].cause is PruneCause.ROLLBACK
 
 
 def test_pruning_waits_for_the_age_that_the_task_sets():

@@ -29,7 +29,7 @@ from esper.kasmina import (
     save_network,
     snapshot_row,
 )
-from esper.kasmina.slot import GATE_BANK
+from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     CLOCK,
     LIVE_STAGES,

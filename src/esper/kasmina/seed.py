@@ -17,6 +17,9 @@ from esper.leyline import (
     StructureError,
 )
 
+GATE_BANK = "_gate"
+"""Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Seed:
@@ -44,6 +47,11 @@ class Seed:
         self.stage = stage
         self.metrics.epochs_in_stage = 0
         self.metrics.stage_start_accuracy = self.metrics.current_accuracy
+
+    @property
+    def bank_names(self) -> tuple[str, ...]:
+        """Banks of the slot that hold its weights."""
+        return (self.blueprint_id, GATE_BANK) if self.algorithm is AlphaAlgorithm.GATE else (self.blueprint_id,)
 
     @property
     def is_present(self) -> bool:

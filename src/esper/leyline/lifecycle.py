@@ -93,10 +93,9 @@ class LifecycleKind(StrEnum):
 
 
 class PruneCause(IntEnum):
-    """Who removed a seed."""
+    """Who removed a seed. Value 1 is retired."""
 
     POLICY = 0
-    GOVERNOR = 1
     ROLLBACK = 2
 
 
