@@ -353,12 +353,12 @@ class RecurrentPolicy:
 
     @classmethod
     def rebuild(cls, tensors: Mapping[str, Tensor], schema: Mapping[str, Any], *, origin: object, feature_schema: str,
-                bf16: bool = False, device: str = "cpu") -> RecurrentPolicy:
+                device: str = "cpu") -> RecurrentPolicy:
         """A policy from its weights and schema, whatever file they came in."""
         require_fields(origin, "schema", schema, ("features", "actions", *ARCHITECTURE))
         for name, ours in (("features", feature_schema), ("actions", action_contract())):
             require_equal(origin, name, schema[name], ours)
-        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema, bf16=bf16)
+        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
