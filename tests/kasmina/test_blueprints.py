@@ -19,19 +19,31 @@ from esper.kasmina import (
 )
 from esper.kasmina.blueprints import register
 from esper.kasmina.layers import Lanes, Mode
-from esper.kasmina.slot import GATE_BANK
+from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     BLUEPRINT_IDS,
     BLUEPRINTS_BY_TOPOLOGY,
-    TOPOLOGIES,
     AlphaAlgorithm,
     BlueprintError,
     Incubation,
     SeedStage,
 )
-from helpers import EAGER, TOKENS, all_tensors, blueprints, bring, digits, fuse, make, population_batch, stir_seed, train_step
+from helpers import (
+    EAGER,
+    HOSTS,
+    TOKENS,
+    all_tensors,
+    blueprints,
+    bring,
+    digits,
+    fuse,
+    make,
+    population_batch,
+    stir_seed,
+    train_step,
+)
 
-CATALOGUE = [(topology, name) for topology in TOPOLOGIES for name in blueprints(topology)]
+CATALOGUE = [(topology, name) for topology in HOSTS for name in blueprints(topology)]
 every_seed = pytest.mark.parametrize(("topology", "name"), CATALOGUE)
 every_blend = pytest.mark.parametrize("algorithm", AlphaAlgorithm)
 ALGORITHMS = dict(enumerate(AlphaAlgorithm))
@@ -50,14 +62,14 @@ def planted(topology: Any, name: str, stage: SeedStage, **options: Any) -> Morph
 # -- the registry ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", HOSTS)
 def test_registry_and_actions_name_the_same_seeds(topology):
     assert set(blueprint_names(topology)) == {b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology]}
     assert set(blueprint_names(topology)) <= set(BLUEPRINT_IDS)
 
 
 def test_every_action_exists_somewhere():
-    assert {name for topology in TOPOLOGIES for name in blueprint_names(topology)} == set(BLUEPRINT_IDS)
+    assert {name for topology in HOSTS for name in blueprint_names(topology)} == set(BLUEPRINT_IDS)
 
 
 @pytest.mark.parametrize(("topology", "name"), [("cnn", "lora"), ("transformer", "conv_light"), ("mlp", "attention")])
@@ -162,7 +174,7 @@ def test_delta_is_linear_in_gamma(topology, name):
     assert not bank(h, Lanes(1, Mode.EVAL)).any()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", HOSTS)
 @every_blend
 def test_noop_does_nothing(topology, algorithm):
     model, plain = make(topology, 8), make(topology, 8)
@@ -243,7 +255,7 @@ def test_attention_looks_back():
 
 
 def test_gates_differ_between_samples():
-    for topology in TOPOLOGIES:
+    for topology in HOSTS:
         model = make(topology)
         bring(model, SLOT, "norm", SeedStage.HOLDING, algorithm=AlphaAlgorithm.GATE, stir=1.0)
         h = features(model, population_batch(model, 1)[0], SLOT)

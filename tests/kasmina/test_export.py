@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import MorphogeneticModel, NetworkRow, PopulationOptimizer, export_row
-from esper.leyline import TOPOLOGIES, AlphaAlgorithm, PopulationError, SeedStage
+from esper.leyline import AlphaAlgorithm, PopulationError, SeedStage
 from helpers import HOSTS, blueprints, bring, fuse, make, network_batch, population_batch, train_step
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
-CATALOGUE = [(topology, name) for topology in TOPOLOGIES for name in [*blueprints(topology), "noop"]]
+CATALOGUE = [(topology, name) for topology in HOSTS for name in [*blueprints(topology), "noop"]]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 

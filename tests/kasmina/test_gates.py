@@ -28,11 +28,10 @@ STRICT, PERMISSIVE = GateConfig(), GateConfig(permissive=True)
 PACING = Pacing(min_training_epochs=10, min_blending_epochs=4)
 
 
-def seed(stage: SeedStage = SeedStage.TRAINING, *, seed_id: str = "s", blueprint_id: str = "norm", is_healthy: bool = True,
-         alpha: float = 0.0, target: float = 0.0, mode: AlphaMode = AlphaMode.HOLD, **metrics: Any) -> Seed:
+def seed(stage: SeedStage = SeedStage.TRAINING, *, seed_id: str = "s", blueprint_id: str = "norm", alpha: float = 0.0,
+         target: float = 0.0, mode: AlphaMode = AlphaMode.HOLD, **metrics: Any) -> Seed:
     made = Seed(seed_id=seed_id, init_seed=0, blueprint_id=blueprint_id, algorithm=AlphaAlgorithm.ADD, tempo_epochs=3,
-                ramp_curve=AlphaCurve.LINEAR, alpha_target=1.0, stage=stage, is_healthy=is_healthy,
-                metrics=SeedMetrics(**metrics))
+                ramp_curve=AlphaCurve.LINEAR, alpha_target=1.0, stage=stage, metrics=SeedMetrics(**metrics))
     made.alpha.alpha, made.alpha.target, made.alpha.mode = alpha, target, mode
     return made
 
@@ -124,7 +123,6 @@ def test_g3_hold(options, strict, permissive):
     ({"contribution": -4.0}, [(R.CONTRIBUTION_LOW, -4.0, 1.0)], []),
     ({}, [(R.CONTRIBUTION_UNMEASURED, None, 1.0)], [(R.CONTRIBUTION_UNMEASURED, None, 1.0)]),
     ({"contribution": math.nan}, [(R.CONTRIBUTION_UNMEASURED, None, 1.0)], [(R.CONTRIBUTION_UNMEASURED, None, 1.0)]),
-    ({"contribution": 5.0, "is_healthy": False}, [(R.UNHEALTHY, None, None)], [(R.UNHEALTHY, None, None)]),
 ])
 def test_g5_fossilize(options, strict, permissive):
     assert failures(GateLevel.G5, seed(SeedStage.HOLDING, **options), STRICT) == strict

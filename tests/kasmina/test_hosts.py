@@ -21,7 +21,7 @@ from esper.kasmina import (
     cross_entropy,
 )
 from esper.kasmina.layers import Lanes, Mode
-from esper.leyline import EsperError, PopulationError, ShapeError, SlotIdError, SurfaceType
+from esper.leyline import EsperError, PopulationError, ShapeError, SlotIdError
 from helpers import HOSTS, fuse, generator, make, network_batch, population_batch, train_step
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
@@ -114,9 +114,7 @@ def test_counts_are_those_of_one_row(topology):
 
 def test_cnn_slots():
     specs = CNNHost(1, base=4, blocks=3, pools=2).injection_specs()
-    pre, post = SurfaceType.PRE_POOL, SurfaceType.POST_POOL
-    assert [(s.slot_id, s.channels, s.surface) for s in specs] == [
-        ("r0c0", 4, pre), ("r1c0", 4, post), ("r0c1", 8, pre), ("r1c1", 8, post), ("r0c2", 16, pre)]
+    assert [(s.slot_id, s.channels) for s in specs] == [("r0c0", 4), ("r1c0", 4), ("r0c1", 8), ("r1c1", 8), ("r0c2", 16)]
     model = MorphogeneticModel(CNNHost(1, base=4, blocks=3, pools=2))
     assert list(model.seed_slots) == ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2"], "activations pass in this order"
     assert model.slot_config.slot_ids == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1"), "the policy counts in this one"

@@ -98,7 +98,6 @@ CASES = {
     "conv1": Case(lambda p: Conv2d(p, 4, 6, 1), IMAGES),
     "conv5": Case(lambda p: Conv2d(p, 4, 2, 5), IMAGES),
     "conv_bias": Case(lambda p: Conv2d(p, 4, 6, 3, bias=True), IMAGES),
-    "conv_stride": Case(lambda p: Conv2d(p, 4, 6, 3, stride=2, bias=True), IMAGES),
     "conv_groups": Case(lambda p: Conv2d(p, 4, 6, 3, groups=2), IMAGES),
     "conv_depthwise": Case(lambda p: Conv2d(p, 4, 4, 3, groups=4), IMAGES),
     "conv_crippled": Case(lambda p: _cripple(CrippledConv2d(p, 4, 6, 3)), IMAGES),

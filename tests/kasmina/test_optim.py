@@ -259,7 +259,7 @@ def test_host_and_seeds_of_a_row_have_their_own_views():
     assert {name.split(".")[0] for name in host.state_dict()} == {"host"}
     assert {name.split(".")[0] for name in seeds.state_dict()} == {"r0c0"}
     kept = host.state_dict()
-    seeds.zero()
+    seeds.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in seeds.state_dict().items()})
     assert not any(t.any() for t in seeds.state_dict().values())
     assert differing(kept, host.state_dict()) == []
 

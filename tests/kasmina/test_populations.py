@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import CNNHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions, snapshot_row
-from esper.leyline import TOPOLOGIES, AlphaAlgorithm, AlphaCurve, EsperError, Incubation, SeedStage
+from esper.leyline import AlphaAlgorithm, AlphaCurve, EsperError, Incubation, SeedStage
 from helpers import (
     EAGER,
+    HOSTS,
     all_tensors,
     blueprints,
     bring,
@@ -30,7 +31,7 @@ from helpers import (
     wanted_coalitions,
 )
 
-topologies = pytest.mark.parametrize("topology", TOPOLOGIES)
+topologies = pytest.mark.parametrize("topology", HOSTS)
 
 Event = tuple[str, dict[str, Any]]
 
@@ -210,7 +211,7 @@ def test_an_env_is_the_same_bits_for_300_steps(topology, incubation, kind):
 COMPANIES = {"alone": (0,), "some": (0, 3, 6), "everyone": tuple(range(8))}
 
 
-@pytest.mark.parametrize(("topology", "name"), [(t, name) for t in TOPOLOGIES for name in blueprints(t)])
+@pytest.mark.parametrize(("topology", "name"), [(t, name) for t in HOSTS for name in blueprints(t)])
 def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
     """Where every row has a seed of one bank nothing is moved, otherwise lanes are taken out and put back: no difference."""
     traces = []

@@ -32,10 +32,9 @@ metrics = st.builds(SeedMetrics, **{f.name: by_type[str(f.type)] for f in fields
 
 reports = st.builds(
     SeedStateReport, slot_id=st.just("r0c0"), seed_id=st.just("s"), blueprint_id=st.just("norm"),
-    blueprint_index=st.integers(0, 12), stage=st.sampled_from(SeedStage), previous_stage=st.sampled_from(SeedStage),
-    previous_epochs_in_stage=small_ints, alpha=numbers, alpha_target=numbers, alpha_mode=st.sampled_from(AlphaMode),
-    alpha_steps_total=small_ints, alpha_steps_done=small_ints, alpha_velocity=numbers,
-    alpha_algorithm=st.sampled_from(AlphaAlgorithm), tempo_epochs=small_ints, is_healthy=st.booleans(), can_advance=st.booleans(),
+    blueprint_index=st.integers(0, 12), stage=st.sampled_from(SeedStage), alpha=numbers, alpha_target=numbers,
+    alpha_mode=st.sampled_from(AlphaMode), alpha_steps_total=small_ints, alpha_steps_done=small_ints, alpha_velocity=numbers,
+    alpha_algorithm=st.sampled_from(AlphaAlgorithm), tempo_epochs=small_ints, can_advance=st.booleans(),
     can_fossilize=st.booleans(), can_retarget=st.booleans(), can_prune=st.booleans(), metrics=metrics)
 
 
@@ -107,15 +106,13 @@ def test_time_to_target(total: int, done: int, left: int) -> None:
 
 def test_record_accuracy() -> None:
     seed = SeedMetrics()
-    assert seed.total_improvement() is None
     assert seed.improvement_since_stage_start() is None
     for accuracy in (40.0, 55.0, 50.0):
         seed.record_accuracy(accuracy)
-    assert (seed.initial_accuracy, seed.current_accuracy, seed.best_accuracy) == (40.0, 50.0, 55.0)
-    assert seed.total_improvement() == 10.0
+    assert (seed.initial_accuracy, seed.current_accuracy) == (40.0, 50.0)
+    assert seed.improvement_since_stage_start() == 10.0
     seed.stage_start_accuracy = 55.0
     assert seed.improvement_since_stage_start() == -5.0
-    assert seed.total_improvement() == 10.0
 
 
 def test_record_accuracy_counts_no_epochs() -> None:
@@ -136,14 +133,12 @@ def test_record_contribution() -> None:
     assert seed.contribution_velocity == pytest.approx(1.1, abs=1e-12)
     seed.record_contribution(2.0)  # 0.7 · 1.1 + 0.3 · 0
     assert seed.contribution_velocity == pytest.approx(0.77, abs=1e-12)
-    seed.record_contribution(4.0, velocity_decay=0.5)  # 0.5 · 0.77 + 0.5 · 2
-    assert seed.contribution_velocity == pytest.approx(1.385, abs=1e-12)
     assert (seed.epochs_total, seed.epochs_in_stage) == (0, 0)
 
 
 def example(seed: SeedMetrics, slot_id: str = "r0c0", *, total: int = 0, done: int = 0) -> SeedStateReport:
     return SeedStateReport(
         slot_id=slot_id, seed_id="s", blueprint_id="norm", blueprint_index=3, stage=SeedStage.TRAINING,
-        previous_stage=SeedStage.GERMINATED, previous_epochs_in_stage=1, alpha=0.0, alpha_target=1.0, alpha_mode=AlphaMode.HOLD,
-        alpha_steps_total=total, alpha_steps_done=done, alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=5,
-        is_healthy=True, can_advance=False, can_fossilize=False, can_retarget=False, can_prune=True, metrics=seed)
+        alpha=0.0, alpha_target=1.0, alpha_mode=AlphaMode.HOLD, alpha_steps_total=total, alpha_steps_done=done,
+        alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=5, can_advance=False,
+        can_fossilize=False, can_retarget=False, can_prune=True, metrics=seed)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import EsperError, InjectionSpec, SlotConfig, SlotIdError, SurfaceType, format_slot_id, parse_slot_id
+from esper.leyline import EsperError, InjectionSpec, SlotConfig, SlotIdError, format_slot_id, parse_slot_id
 
 positions = st.tuples(st.integers(0, 10_000), st.integers(0, 10_000))
 
@@ -84,7 +84,6 @@ def test_unknown_slot() -> None:
 
 
 def test_injection_spec() -> None:
-    assert InjectionSpec("r0c0", 16).surface is SurfaceType.BLOCK_END
     with pytest.raises(EsperError, match="r0c0: channels is 0"):
         InjectionSpec("r0c0", 0)
     with pytest.raises(SlotIdError, match="'x'"):

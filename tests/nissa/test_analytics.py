@@ -1,13 +1,10 @@
-"""The scoreboard of blueprints, and lines for a person at a terminal."""
+"""The scoreboard of blueprints."""
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import pytest
-
 from esper.leyline import LifecycleKind, TelemetryEvent, TelemetryEventType
-from esper.nissa import BlueprintAnalytics, ConsoleOutput, JsonlOutput, TelemetryHub, read_events
+from esper.nissa import BlueprintAnalytics, JsonlOutput, TelemetryHub, read_events
 from esper.nissa.analytics import BlueprintScore
 
 
@@ -53,19 +50,3 @@ def test_a_blueprint_that_is_still_alive_has_no_survival() -> None:
     analytics.observe(seed(LifecycleKind.GERMINATED, "norm").data)
     score, = analytics.scoreboard()
     assert (score.germinated, score.survival) == (1, None)
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_console(verbose: bool) -> None:
-    stream = io.StringIO()
-    with TelemetryHub([ConsoleOutput(stream, verbose=verbose)]) as hub:
-        hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data={
-            "round_idx": 3, "avg_accuracy": 71.25, "avg_objective": None, "avg_reward": 0.123456, "seconds": 4.0}))
-        hub.emit(seed(LifecycleKind.FOSSILIZED, "norm"))
-        hub.emit(TelemetryEvent(event_type=TelemetryEventType.PPO_UPDATE, data={"entropy": 1.0}))
-        hub.emit(TelemetryEvent(event_type=TelemetryEventType.ROLLBACK, env_id=1, epoch=4, data={
-            "reason": "collapse", "loss": 2.31, "limit": float("inf"), "amount": -0.1}))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "round 3: accuracy 71.25, J –, reward 0.1235, 4 s"
-    assert lines[-1] == "env 1, epoch 4: rollback: collapse, loss 2.31, limit inf"
-    assert lines[1:-1] == (["env 2, epoch 9: seed fossilized: norm, HOLDING to FOSSILIZED"] if verbose else [])

@@ -1,7 +1,6 @@
 """The hub: order, gap-free numbers, levels, and events that are never lost in silence."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from esper import nissa
 from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import JsonlOutput, MemoryOutput, TelemetryHub, get_hub, read_events
-from esper.nissa.hub import TelemetryError, set_hub
+from esper.nissa.hub import TelemetryError
 
 LOWEST_LEVEL = {
     "run_started": 1, "run_ended": 1, "batch_completed": 1, "ppo_update": 1, "action_distribution": 1, "episode_outcome": 1,
@@ -78,15 +77,6 @@ def test_a_hundred_thousand_events_without_a_gap() -> None:
     assert len(kept) > 80_000
     assert [seq for seq, _ in memory.events] == list(range(len(kept)))
     assert all(found is one for (_, found), one in zip(memory.events, kept, strict=True))
-
-
-def test_start_of_a_resumed_run() -> None:
-    memory = MemoryOutput()
-    hub = TelemetryHub([memory], start=17)
-    hub.emit(event())
-    hub.emit(event())
-    assert [seq for seq, _ in memory.events] == [17, 18]
-    assert hub.next_seq == 19
 
 
 def test_every_event_type_has_a_level() -> None:
@@ -205,24 +195,12 @@ def test_the_context_closes_when_its_body_fails(calls: list[tuple[object, ...]])
     assert calls == [("a", "close")]
 
 
-@pytest.fixture
-def restored_hub() -> Iterator[None]:
-    before = get_hub()
-    yield
-    set_hub(before)
-
-
-@pytest.mark.usefixtures("restored_hub")
-def test_current_hub() -> None:
-    first = get_hub()
-    assert get_hub() is first
-    first.emit(event())
+def test_the_hub_of_the_process() -> None:
     memory = MemoryOutput()
-    second = TelemetryHub([memory])
-    set_hub(second)
-    assert nissa.get_hub() is second
-    get_hub().emit(event())
-    assert [seq for seq, _ in memory.events] == [0]
+    with get_hub().attached(memory):
+        nissa.get_hub().emit(event(i=1))
+    get_hub().emit(event(i=2))
+    assert [one for _, one in memory.events] == [event(i=1)]
 
 
 def test_the_round_under_way_is_stamped_on_events_that_name_none() -> None:

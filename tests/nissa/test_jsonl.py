@@ -31,8 +31,7 @@ def event(kind: str = "ppo_update", **data: object) -> TelemetryEvent:
 
 
 def written(path: Path, *events: TelemetryEvent, level: int = 2) -> list[dict[str, Any]]:
-    output = JsonlOutput(path)
-    with TelemetryHub([output], level=level, start=output.next_seq) as hub:
+    with TelemetryHub(level=level).attached(JsonlOutput(path)) as hub:
         for one in events:
             hub.emit(one)
     return list(read_events(path))
@@ -270,8 +269,10 @@ def test_missing_log(log: Path) -> None:
 
 def test_a_gap_is_refused(log: Path) -> None:
     output = JsonlOutput(log)
+    hub = TelemetryHub([output])
+    hub.next_seq = 5
     with pytest.raises(TelemetryError, match="expected event 0, got 5"):
-        TelemetryHub([output], start=5).emit(event())
+        hub.emit(event())
     output.close()
     assert log.read_bytes() == b""
 

@@ -20,7 +20,6 @@ from esper.leyline import (
     BlueprintAction,
     EsperError,
     FactoredAction,
-    GovernorProtocol,
     LifecycleKind,
     LifecycleOp,
     LifecycleRecord,
@@ -30,7 +29,7 @@ from esper.leyline import (
     SlotConfig,
     StructureError,
 )
-from esper.tolaria import GovernorConfig, TolariaGovernor, Veto, VetoReason, preflight
+from esper.tolaria import GovernorConfig, TolariaGovernor, Veto, preflight
 from helpers import bring, differing, make, population_batch, row_tensors, stage_of, train_step
 
 CHANCE = math.log(10)
@@ -174,7 +173,7 @@ def test_bad_chance_loss(chance: float) -> None:
 
 def test_a_copy_is_made_at_once_and_at_every_reset() -> None:
     network = Journal(state=1)
-    watch: GovernorProtocol = TolariaGovernor(network, GovernorConfig(), CHANCE)
+    watch = TolariaGovernor(network, GovernorConfig(), CHANCE)
     assert network.calls == ["snapshot"]
     network.state = 2
     watch.reset()
@@ -309,11 +308,9 @@ def act(op: LifecycleOp, slot: int = 0, blueprint: BlueprintAction = BlueprintAc
     return dataclasses.replace(FactoredAction.wait(), op=op, slot_idx=slot, blueprint=blueprint)
 
 
-def judge(model: MorphogeneticModel, action: FactoredAction, **options: Any) -> VetoReason | None:
+def judge(model: MorphogeneticModel, action: FactoredAction, **options: Any) -> Veto | None:
     known: dict[str, Any] = {"slots": SLOTS, "blueprints": OFFERED, "val_loss": 1.0, "val_accuracy": 50.0}
-    veto = preflight(action, model.reports(), **(known | options))
-    assert veto is None or (isinstance(veto, Veto) and veto.detail)
-    return None if veto is None else veto.reason
+    return preflight(action, model.reports(), **(known | options))
 
 
 def network(*seeds: tuple[str, SeedStage]) -> MorphogeneticModel:
@@ -325,8 +322,8 @@ def network(*seeds: tuple[str, SeedStage]) -> MorphogeneticModel:
 
 def test_measurements_that_are_not_finite_veto_all_but_waiting() -> None:
     model = network()
-    assert judge(model, act(LifecycleOp.GERMINATE), val_loss=math.nan) is VetoReason.LOSS_NON_FINITE
-    assert judge(model, act(LifecycleOp.GERMINATE), val_accuracy=math.inf) is VetoReason.ACCURACY_NON_FINITE
+    assert judge(model, act(LifecycleOp.GERMINATE), val_loss=math.nan) is Veto.LOSS_NON_FINITE
+    assert judge(model, act(LifecycleOp.GERMINATE), val_accuracy=math.inf) is Veto.ACCURACY_NON_FINITE
     assert judge(model, act(LifecycleOp.WAIT), val_loss=math.nan, val_accuracy=math.nan) is None
 
 
@@ -334,33 +331,33 @@ def test_germination() -> None:
     model = network(("r0c0", SeedStage.FOSSILIZED), ("r0c1", SeedStage.TRAINING))
     germinate = act(LifecycleOp.GERMINATE, 2)
     assert judge(model, germinate) is judge(model, germinate, max_seeds=3) is None
-    assert judge(model, germinate, max_seeds=2) is VetoReason.TOO_MANY_SEEDS
-    assert judge(model, act(LifecycleOp.GERMINATE, 0)) is judge(model, act(LifecycleOp.GERMINATE, 1)) is VetoReason.SLOT_OCCUPIED
-    assert judge(model, act(LifecycleOp.GERMINATE, 3)) is VetoReason.SLOT_UNKNOWN
-    assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.LORA)) is VetoReason.BLUEPRINT_UNKNOWN
+    assert judge(model, germinate, max_seeds=2) is Veto.TOO_MANY_SEEDS
+    assert judge(model, act(LifecycleOp.GERMINATE, 0)) is judge(model, act(LifecycleOp.GERMINATE, 1)) is Veto.SLOT_OCCUPIED
+    assert judge(model, act(LifecycleOp.GERMINATE, 3)) is Veto.SLOT_UNKNOWN
+    assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.LORA)) is Veto.BLUEPRINT_UNKNOWN
     assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.NOOP),
-                 blueprints=tuple(BlueprintAction)) is VetoReason.BLUEPRINT_UNKNOWN
+                 blueprints=tuple(BlueprintAction)) is Veto.BLUEPRINT_UNKNOWN
     model.prune("r0c1")
     assert judge(model, germinate, max_seeds=2) is None  # a cooling slot holds no seed …
-    assert judge(model, act(LifecycleOp.GERMINATE, 1)) is VetoReason.SLOT_OCCUPIED  # … and is not free
+    assert judge(model, act(LifecycleOp.GERMINATE, 1)) is Veto.SLOT_OCCUPIED  # … and is not free
 
 
 @pytest.mark.parametrize("op", [LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET])
 def test_an_empty_slot_has_nothing_to_act_on(op: LifecycleOp) -> None:
-    assert judge(network(), act(op)) is VetoReason.SLOT_EMPTY
+    assert judge(network(), act(op)) is Veto.SLOT_EMPTY
 
 
 def test_stage_gate_alpha_and_age() -> None:
     model = network(("r0c0", SeedStage.FOSSILIZED), ("r0c1", SeedStage.BLENDING))
-    assert judge(model, act(LifecycleOp.PRUNE, 0)) is VetoReason.STAGE_FORBIDS
-    assert judge(model, act(LifecycleOp.FOSSILIZE, 1)) is VetoReason.STAGE_FORBIDS
-    assert judge(model, act(LifecycleOp.ADVANCE, 1)) is VetoReason.GATE_SHUT
+    assert judge(model, act(LifecycleOp.PRUNE, 0)) is Veto.STAGE_FORBIDS
+    assert judge(model, act(LifecycleOp.FOSSILIZE, 1)) is Veto.STAGE_FORBIDS
+    assert judge(model, act(LifecycleOp.ADVANCE, 1)) is Veto.GATE_SHUT
     assert model.reports()["r0c1"].alpha_mode is AlphaMode.UP
     for op in (LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET):
-        assert judge(model, act(op, 1)) is VetoReason.ALPHA_MOVING
+        assert judge(model, act(op, 1)) is Veto.ALPHA_MOVING
     young = make("cnn", slots=SLOTS.slot_ids, pacing=dataclasses.replace(model.pacing, min_prune_age=3))
     bring(young, "r0c0", "norm", SeedStage.TRAINING)
-    assert judge(young, act(LifecycleOp.PRUNE, 0)) is VetoReason.TOO_YOUNG
+    assert judge(young, act(LifecycleOp.PRUNE, 0)) is Veto.TOO_YOUNG
 
 
 STAGES = [None, SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED]

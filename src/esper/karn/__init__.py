@@ -2,11 +2,8 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "RunSummary": "esper.karn.summary",
     "Views": "esper.karn.views",
     "compare_runs": "esper.karn.compare",
-    "find_runs": "esper.karn.summary",
     "render_report": "esper.karn.report",
-    "summarize": "esper.karn.summary",
     "sync_run": "esper.karn.sync",
 })

@@ -16,7 +16,7 @@ from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryE
 from esper.leyline.metrics import ROUND, FieldKind, Metric
 from esper.nissa import RunDirectory, TelemetryError
 from esper.nissa.alerts import BASELINE_ROUNDS
-from esper.nissa.tables import SCHEMAS
+from esper.nissa.tables import ARROW_TYPES, SCHEMAS
 
 _T, _K = TelemetryEventType, FieldKind
 EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
@@ -25,10 +25,6 @@ EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
     _T.ATTRIBUTION: "attribution", _T.CF_UNAVAILABLE: "unmeasured", _T.EPISODE_OUTCOME: "episodes", _T.ROLLBACK: "rollbacks",
     _T.ALERT: "alerts", _T.CHECKPOINT: "checkpoints", **STEP_TABLES}
 """The view that shows each event type."""
-_ARROW: Mapping[FieldKind, pa.DataType] = {
-    _K.FLOAT: pa.float64(), _K.INT: pa.int64(), _K.FLAG: pa.bool_(), _K.TEXT: pa.string(), _K.TEXTS: pa.list_(pa.string()),
-    _K.NUMBERS: pa.map_(pa.string(), pa.float64()), _K.COUNTS: pa.map_(pa.string(), pa.int64()),
-    _K.FLAGS: pa.map_(pa.string(), pa.bool_())}
 _STAGES = "CASE stage " + " ".join(f"WHEN {stage.value} THEN '{stage.name}'" for stage in SeedStage) + " END"
 
 
@@ -190,7 +186,7 @@ def _kind(event: Mapping[str, Any], run: RunDirectory) -> str:
 def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
     """Fields of dictionaries as arrays; one that is missing is null."""
     try:
-        arrays = pa.array(rows, pa.struct([(column.name, _ARROW[column.kind]) for column in columns])).flatten()
+        arrays = pa.array(rows, pa.struct([(column.name, ARROW_TYPES[column.kind]) for column in columns])).flatten()
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if len(columns) > 1:  # Arrow does not say which
             for column in columns:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Coalition = frozenset[str]
 MAX_EXHAUSTIVE = 4
 """Up to this many blended seeds, all coalitions are evaluated."""
+RANDOM_ORDERS = 8
+"""Of more seeds, the prefixes of this many random orders."""
 
 
 def all_coalitions(slots: Collection[str]) -> list[Coalition]:
@@ -30,15 +32,14 @@ def all_coalitions(slots: Collection[str]) -> list[Coalition]:
     return [frozenset(c) for size in range(len(ordered) + 1) for c in combinations(ordered, size)]
 
 
-def default_coalitions(slots: Collection[str], generator: torch.Generator | None = None, *,
-                       permutations: int = 8) -> list[Coalition]:
+def default_coalitions(slots: Collection[str], generator: torch.Generator | None = None) -> list[Coalition]:
     """All subsets of few slots; of many: full, empty, each one left out, each alone, and the prefixes of random orders."""
     if len(slots) <= MAX_EXHAUSTIVE:
         return all_coalitions(slots)
     ordered = sorted(slots)
     full = frozenset(ordered)
     wanted = {full, frozenset(), *(full - {s} for s in ordered), *(frozenset({s}) for s in ordered)}
-    for _ in range(permutations):
+    for _ in range(RANDOM_ORDERS):
         order = torch.randperm(len(ordered), generator=generator).tolist()
         wanted |= {frozenset(ordered[i] for i in order[:size]) for size in range(len(ordered) + 1)}
     return sorted(wanted, key=lambda c: (len(c), sorted(c)))

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.layers import Lanes, Mode, PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import GATE_BANK
+from esper.kasmina.seed import GATE_BANK
 from esper.leyline import AlphaAlgorithm
 
 _ONE = Lanes(1, Mode.EVAL)

@@ -57,8 +57,6 @@ def _fossilize(seed: Seed, config: GateConfig, pacing: Pacing) -> Iterator[GateF
         yield GateFailure(GateReason.CONTRIBUTION_UNMEASURED, None, config.min_contribution)
     elif not config.permissive and not contribution >= config.min_contribution:
         yield GateFailure(GateReason.CONTRIBUTION_LOW, contribution, config.min_contribution)
-    if not seed.is_healthy:
-        yield GateFailure(GateReason.UNHEALTHY, None, None)
 
 
 _CHECKS = {GateLevel.G0: _germinate, GateLevel.G1: _start_training, GateLevel.G2: _start_blending, GateLevel.G3: _hold,

@@ -23,7 +23,7 @@ from esper.kasmina.layers import (
     Linear,
     check_population,
 )
-from esper.leyline import EsperError, InjectionSpec, PopulationError, ShapeError, SurfaceType, Topology, allowed, format_slot_id
+from esper.leyline import EsperError, InjectionSpec, PopulationError, ShapeError, Topology, allowed, format_slot_id
 
 
 class Host(nn.Module):
@@ -91,9 +91,7 @@ class CNNHost(Host):
         self._steps = [(pool, i) for i in range(blocks) for pool in (False, True) if not pool or i < self.pools]
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(
-            InjectionSpec(format_slot_id(int(pool), i), self.base << i, SurfaceType.POST_POOL if pool else SurfaceType.PRE_POOL)
-            for pool, i in self._steps)
+        return tuple(InjectionSpec(format_slot_id(int(pool), i), self.base << i) for pool, i in self._steps)
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
         if index < len(self._steps):

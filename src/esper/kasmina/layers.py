@@ -113,12 +113,11 @@ def _parameter(*shape: int) -> nn.Parameter:
 
 
 class Conv2d(PopulationLayer):
-    """Convolution with same padding: `[B, L·in, H, W]` → `[B, L·out, H', W']`."""
+    """Convolution with same padding: `[B, L·in, H, W]` → `[B, L·out, H, W]`."""
 
-    def __init__(self, population: int, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1,
-                 bias: bool = False) -> None:
+    def __init__(self, population: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = False) -> None:
         super().__init__(population)
-        self.inputs, self.outputs, self.kernel, self.stride, self.groups = inputs, outputs, kernel, stride, groups
+        self.inputs, self.outputs, self.kernel, self.groups = inputs, outputs, kernel, groups
         self.weight = _parameter(population, outputs, inputs // groups, kernel, kernel)
         self.bias = _parameter(population, outputs) if bias else None
 
@@ -130,10 +129,10 @@ class Conv2d(PopulationLayer):
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         bias = None if self.bias is None else pick(self.bias, lanes).flatten()
-        return F.conv2d(x, self._kernels(lanes).flatten(0, 1), bias, self.stride, self.kernel // 2, 1, lanes.count * self.groups)
+        return F.conv2d(x, self._kernels(lanes).flatten(0, 1), bias, 1, self.kernel // 2, 1, lanes.count * self.groups)
 
     def plain(self, row: int) -> nn.Module:
-        layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, self.stride, self.kernel // 2, groups=self.groups,
+        layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, 1, self.kernel // 2, groups=self.groups,
                           bias=self.bias is not None)
         return copy_row(layer, self, row)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import Host
 from esper.kasmina.layers import LANE_MULTIPLE, LAYOUTS, Lanes, Mode, seed_row
 from esper.kasmina.optim import Criterion, GradientStats
-from esper.kasmina.seed import Seed
-from esper.kasmina.slot import GATE_BANK, SeedSlot
+from esper.kasmina.seed import GATE_BANK, Seed
+from esper.kasmina.slot import SeedSlot
 from esper.leyline import (
     AlphaAlgorithm,
     AlphaCurve,
@@ -319,16 +319,14 @@ class MorphogeneticModel(nn.Module):
             return Losses(main, None, outputs)
         return Losses(main, self._shadow_losses(taps, targets, criterion), outputs)
 
-    def _walk(self, x: Tensor, lanes: Lanes, *, start: int = 0, growth: Mapping[str, list[Growth]] | None = None,
-              taps: dict[str, Tensor] | None = None, incubating: Mapping[str, list[int]] | None = None,
-              probe: Probe | None = None) -> Tensor:
-        """Segments from `start` to the output; at each slot the seeds of `growth` (the plan, if not given) are applied.
+    def _walk(self, x: Tensor, lanes: Lanes, *, taps: dict[str, Tensor] | None = None,
+              incubating: Mapping[str, list[int]] | None = None, probe: Probe | None = None) -> Tensor:
+        """All segments; at each slot the seeds of the plan are applied.
 
         Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it (STE)."""
-        plan = self._forward_plan() if growth is None else growth
-        for index in range(start, len(self.slot_after)):
+        plan = self._forward_plan()
+        for index, slot_id in enumerate(self.slot_after):
             x = self.host.segment(index, x, lanes)
-            slot_id = self.slot_after[index]
             if slot_id is None:
                 continue
             if incubating and slot_id in incubating:
@@ -441,18 +439,12 @@ class MorphogeneticModel(nn.Module):
     # -- the plan -------------------------------------------------------------------------------------------------------------
 
     def _forward_plan(self) -> dict[str, list[Growth]]:
+        """The blended seeds of each slot."""
         if self._plan is None:
-            self._plan = self._growth_for(range(self.population))
+            rows = range(self.population)
+            self._plan = {slot_id: self.growth_at(slot_id, seeded, rows) for slot_id in self.seed_slots
+                          if (seeded := [row for row in rows if self._is_blended(slot_id, row)])}
         return self._plan
-
-    def _growth_for(self, rows: Sequence[int]) -> dict[str, list[Growth]]:
-        """The blended seeds of each slot for lanes that stand for `rows` (padding not counted)."""
-        plan = {}
-        for slot in self.slots():
-            seeded = [lane for lane, row in enumerate(rows) if self._is_blended(slot.slot_id, row)]
-            if seeded:
-                plan[slot.slot_id] = self.growth_at(slot.slot_id, seeded, rows)
-        return plan
 
     def growth_at(self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int]) -> list[Growth]:
         """The blended seeds of one slot for the lanes at `positions`, among lanes that stand for `lane_rows`."""

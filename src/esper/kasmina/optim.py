@@ -6,9 +6,9 @@ parameters is kept, a row that begins or ends starts from zero, and only rows th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -266,21 +266,23 @@ class PopulationOptimizer:
         live = self.model.live_banks(row)
         return [(name, bank) for group in self.groups.values() for name, bank in group.banks.items() if name in live]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.config.kind, "beta2": self.config.beta2, "eps": self.config.eps}
-
 
 _RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")
 
 
+def check_tensors(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor], *, what: str) -> None:
+    """Names and shapes must agree exactly."""
+    if set(wanted) != set(found):
+        missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+        raise StructureError(f"{what}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise StructureError(f"{what}: {name} has shape {tuple(found[name].shape)}, wanted {tuple(shape)}")
+
+
 def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, what: str) -> None:
     """Copy named values into one row of named tensors; names and shapes must agree exactly."""
-    if set(places) != set(values):
-        missing, unknown = sorted(set(places) - set(values)), sorted(set(values) - set(places))
-        raise StructureError(f"{what}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
-    for name, place in places.items():
-        if place.shape[1:] != values[name].shape:
-            raise StructureError(f"{what}: {name} has shape {tuple(values[name].shape)}, wanted {tuple(place.shape[1:])}")
+    check_tensors({name: place.shape[1:] for name, place in places.items()}, values, what=what)
     with torch.no_grad():
         for name, place in places.items():
             place[row] = values[name].to(place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from esper.kasmina.coalitions import blended_slots, evaluate_coalitions
@@ -94,7 +93,3 @@ class OptimizerRow:
         """Strict; the other part of the row stays as it is."""
         others = {name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if not self._mine(name)}
         self.optimizer.load_row_state(self.row, others | state)
-
-    def zero(self) -> None:
-        """Forget momentum, of this part of this row only."""
-        self.load_state_dict({name: torch.zeros_like(tensor) for name, tensor in self.state_dict().items()})

@@ -17,6 +17,9 @@ from esper.leyline import (
     StructureError,
 )
 
+GATE_BANK = "_gate"
+"""Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Seed:
@@ -34,22 +37,21 @@ class Seed:
     init_seed: int
     """Source of its initial weights, and of its gate's, whenever it gets one."""
     stage: SeedStage = SeedStage.DORMANT
-    previous_stage: SeedStage = SeedStage.UNKNOWN
-    previous_epochs_in_stage: int = 0
     alpha: AlphaController = field(default_factory=AlphaController)
     metrics: SeedMetrics = field(default_factory=SeedMetrics)
-    is_healthy: bool = True
     prune_cause: PruneCause | None = None
     """Set while a scheduled prune ramps down, and after the prune."""
 
     def enter(self, stage: SeedStage) -> None:
         """Change stage: the stage's clock restarts and its accuracy baseline is taken anew."""
-        self.previous_stage, self.stage = self.stage, stage
-        self.previous_epochs_in_stage = self.metrics.epochs_in_stage
+        self.stage = stage
         self.metrics.epochs_in_stage = 0
         self.metrics.stage_start_accuracy = self.metrics.current_accuracy
-        if stage is SeedStage.BLENDING and self.metrics.blending_start_accuracy is None:
-            self.metrics.blending_start_accuracy = self.metrics.current_accuracy
+
+    @property
+    def bank_names(self) -> tuple[str, ...]:
+        """Banks of the slot that hold its weights."""
+        return (self.blueprint_id, GATE_BANK) if self.algorithm is AlphaAlgorithm.GATE else (self.blueprint_id,)
 
     @property
     def is_present(self) -> bool:
@@ -103,8 +105,7 @@ class Seed:
                                      "which no seed in this stage can have")
 
 
-_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage,
-                          "previous_stage": SeedStage, "prune_cause": PruneCause}
+_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage, "prune_cause": PruneCause}
 _ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
 
 

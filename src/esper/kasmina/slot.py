@@ -15,7 +15,7 @@ from torch import nn
 from esper.kasmina.blueprints import Gate, build_blueprint
 from esper.kasmina.gates import check_gate
 from esper.kasmina.layers import seed_row
-from esper.kasmina.seed import Seed
+from esper.kasmina.seed import GATE_BANK, Seed
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     CLOCK,
@@ -54,10 +54,6 @@ def _member(kind: type[_E], value: int) -> _E:
         return kind(value)
     except ValueError:
         raise EsperError(f"{kind.__name__} {value!r} is unknown; {allowed(f'{m.name} ({m.value})' for m in kind)}") from None
-
-
-GATE_BANK = "_gate"
-"""Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
 
 
 class SeedSlot(nn.Module):
@@ -131,8 +127,8 @@ class SeedSlot(nn.Module):
             seed.enter(transition.to)
         return OpResult(True, (self._record(LifecycleKind.RETARGETED, row, before),))
 
-    def schedule_prune(self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0,
-                       cause: PruneCause = PruneCause.POLICY) -> OpResult:
+    def schedule_prune(self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
+                       steepness: float = 12.0) -> OpResult:
         """Ramp alpha down and prune at the end of the ramp; at once where there is nothing to ramp."""
         if steps < 0:
             raise EsperError(f"prune over {steps} epochs, must be 0 or more")
@@ -140,10 +136,10 @@ class SeedSlot(nn.Module):
         self._legal(row, LifecycleOp.PRUNE)
         seed = self._seed(row)
         if steps == 0 or not seed.is_blended:
-            return self.prune(row, cause=cause)
+            return self.prune(row)
         before = seed.stage
         seed.alpha.retarget(0.0, steps, curve, steepness)
-        seed.prune_cause = cause
+        seed.prune_cause = PruneCause.POLICY
         if before is SeedStage.HOLDING:
             seed.enter(SeedStage.BLENDING)
         return OpResult(True, (self._record(LifecycleKind.PRUNE_SCHEDULED, row, before),))
@@ -174,7 +170,7 @@ class SeedSlot(nn.Module):
         if seed.metrics.contribution_age is not None:
             seed.metrics.contribution_age += 1
         if seed.alpha.tick() and seed.alpha.alpha == 0.0:
-            records += self.prune(row, cause=seed.prune_cause or PruneCause.POLICY).records
+            records += self.prune(row).records
         return records
 
     def clear_row(self, row: int) -> None:
@@ -193,11 +189,10 @@ class SeedSlot(nn.Module):
         holds = seed.alpha.mode is AlphaMode.HOLD
         return SeedStateReport(
             slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id,
-            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, previous_stage=seed.previous_stage,
-            previous_epochs_in_stage=seed.previous_epochs_in_stage, alpha=seed.alpha.alpha, alpha_target=seed.alpha.target,
-            alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total, alpha_steps_done=seed.alpha.steps_done,
-            alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm, tempo_epochs=seed.tempo_epochs,
-            is_healthy=seed.is_healthy, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
+            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, alpha=seed.alpha.alpha,
+            alpha_target=seed.alpha.target, alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total,
+            alpha_steps_done=seed.alpha.steps_done, alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm,
+            tempo_epochs=seed.tempo_epochs, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
             can_fossilize=self._can_pass(row, LifecycleOp.FOSSILIZE),
             can_retarget=holds and (seed.stage, LifecycleOp.SET_ALPHA_TARGET) in TRANSITIONS,
             can_prune=holds and seed.stage in LIVE_STAGES and seed.metrics.epochs_total >= self.pacing.min_prune_age,
@@ -208,8 +203,7 @@ class SeedSlot(nn.Module):
         seed = self.seeds[row]
         if seed is None or not seed.is_present:
             return 0
-        names = [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]
-        return sum(p[0].numel() for name in names for p in self.banks[name].parameters())
+        return sum(p[0].numel() for name in seed.bank_names for p in self.banks[name].parameters())
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
@@ -289,7 +283,7 @@ class SeedSlot(nn.Module):
         self.clear_row(row)
         self.seeds[row] = seed
         if seed is not None and seed.is_present:
-            for name in [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]:
+            for name in seed.bank_names:
                 self._ensure_bank(name)
                 self.births[name][row] += 1
 
@@ -316,9 +310,7 @@ class SeedSlot(nn.Module):
 
     def live_rows(self, name: str) -> list[bool]:
         """Rows whose seed has weights in this bank."""
-        return [seed is not None and seed.is_present
-                and (seed.algorithm is AlphaAlgorithm.GATE if name == GATE_BANK else seed.blueprint_id == name)
-                for seed in self.seeds]
+        return [seed is not None and seed.is_present and name in seed.bank_names for seed in self.seeds]
 
     def _drop_idle_banks(self) -> None:
         for name in list(self.banks):

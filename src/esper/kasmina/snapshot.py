@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
+from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, check_tensors, load_row
 from esper.kasmina.seed import Seed, check_fields
-from esper.kasmina.slot import GATE_BANK
 from esper.leyline import (
-    AlphaAlgorithm,
     EsperError,
     GateConfig,
     GateLevel,
@@ -36,7 +34,7 @@ from esper.leyline import (
 )
 from esper.leyline.files import write_atomic
 
-FORMAT = "esper-network-1"
+FORMAT = "esper-network-2"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
 
 
@@ -97,16 +95,10 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
     wanted = {f"host.{name}": tensor.shape[1:] for name, tensor in _tensors(model.host).items()}
     for slot_id, seed in seeds.items():
         slot = model.slot(slot_id)
-        for name in [seed.blueprint_id, *([GATE_BANK] if seed.algorithm is AlphaAlgorithm.GATE else [])]:
+        for name in seed.bank_names:
             bank = slot.build_bank(name, 1)  # also where a cooling seed has no weights: its blueprint must exist
             wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()} if seed.is_present else {}
-    if set(wanted) != set(tensors):
-        missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-        raise StructureError(f"weights do not fit the structure: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
-    for name, shape in wanted.items():
-        if tensors[name].shape != shape:
-            raise StructureError(f"weights do not fit the structure: {name} has shape {tuple(tensors[name].shape)}, "
-                                 f"wanted {tuple(shape)}")
+    check_tensors(wanted, tensors, what="weights do not fit the structure")
 
 
 # -- directories -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from typing import Literal
 from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
 
 Topology = Literal["cnn", "transformer", "mlp"]
-TOPOLOGIES: tuple[Topology, ...] = ("cnn", "transformer", "mlp")
 
 
 class LifecycleOp(IntEnum):

@@ -59,7 +59,6 @@ class GateReason(StrEnum):
     ALPHA_NOT_AT_TARGET = "alpha_not_at_target"
     CONTRIBUTION_UNMEASURED = "contribution_unmeasured"
     CONTRIBUTION_LOW = "contribution_low"
-    UNHEALTHY = "unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +93,9 @@ class LifecycleKind(StrEnum):
 
 
 class PruneCause(IntEnum):
-    """Who removed a seed."""
+    """Who removed a seed. Value 1 is retired."""
 
     POLICY = 0
-    GOVERNOR = 1
     ROLLBACK = 2
 
 

@@ -1,12 +1,9 @@
 """Interfaces between packages of one tier, which do not import each other."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
-
-from esper.leyline.lifecycle import LifecycleRecord
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,22 +27,6 @@ class GovernorReport:
     """What the loss exceeded; infinity for a non-finite loss."""
     consecutive: int
     """Suspicious checks in a row, this one included."""
-
-
-class GovernorProtocol(Protocol):
-    """Watches one network's vital signs and can put it back to its last good state."""
-
-    def snapshot(self) -> None: ...
-
-    def request_snapshot(self) -> None: ...
-
-    def due(self, epoch: int) -> bool: ...
-
-    def check_vital_signs(self, loss: float) -> GovernorReport | None: ...
-
-    def rollback(self) -> Sequence[LifecycleRecord]: ...
-
-    def reset(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ MAX_GRADIENT_RATIO = 10.0
 """A host without gradient would make the ratio infinite."""
 GRADIENT_RATIO_DECAY = 0.9
 """The ratio is smoothed over epochs."""
+VELOCITY_DECAY = 0.7
+"""So is the change of a contribution, over measurements."""
 
 
 @dataclass(slots=True)
@@ -32,9 +34,7 @@ class SeedMetrics:
     epochs_in_stage: int = 0
     initial_accuracy: float | None = None
     current_accuracy: float | None = None
-    best_accuracy: float | None = None
     stage_start_accuracy: float | None = None
-    blending_start_accuracy: float | None = None
     contribution: float | None = None
     """Leave-one-out: accuracy of the network minus its accuracy without this seed."""
     contribution_velocity: float | None = None
@@ -47,7 +47,6 @@ class SeedMetrics:
     """Seed to host gradient norm, each per square root of its parameters."""
     gradient_health: float | None = None
     gradient_exploding: bool = False
-    gradient_vanishing: bool = False
     params: int = 0
     host_params: int = 0
 
@@ -56,23 +55,16 @@ class SeedMetrics:
             return None
         return self.current_accuracy - self.stage_start_accuracy
 
-    def total_improvement(self) -> float | None:
-        if self.current_accuracy is None or self.initial_accuracy is None:
-            return None
-        return self.current_accuracy - self.initial_accuracy
-
     def record_accuracy(self, accuracy: float) -> None:
         """Note this epoch's validation accuracy. Counts no epoch: the stage clock has one owner, step_epoch."""
         if self.initial_accuracy is None:
             self.initial_accuracy = self.stage_start_accuracy = accuracy
         self.current_accuracy = accuracy
-        if self.best_accuracy is None or not self.best_accuracy >= accuracy:
-            self.best_accuracy = accuracy
 
     def record_gradient(self, norm: float, host_norm: float, vanishing: float, exploding: float) -> None:
         """Note one step's gradient: its norm, the host's, and the share of tensors that vanish or explode."""
         self.gradient_norm = norm
-        self.gradient_vanishing, self.gradient_exploding = vanishing > 0, exploding > 0
+        self.gradient_exploding = exploding > 0
         finite = math.isfinite(norm)
         self.gradient_health = max(0.0, 1.0 - 0.5 * vanishing - 0.8 * exploding) if finite else 0.0
         if not finite or not host_norm > 0.0 or not self.params:
@@ -82,12 +74,12 @@ class SeedMetrics:
         old = self.gradient_ratio
         self.gradient_ratio = ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
 
-    def record_contribution(self, contribution: float, velocity_decay: float = 0.7) -> None:
+    def record_contribution(self, contribution: float) -> None:
         """Note a fresh leave-one-out measurement and update its smoothed change per measurement."""
         if self.contribution is not None:
             change = contribution - self.contribution
             old = self.contribution_velocity
-            self.contribution_velocity = change if old is None else velocity_decay * old + (1 - velocity_decay) * change
+            self.contribution_velocity = change if old is None else VELOCITY_DECAY * old + (1 - VELOCITY_DECAY) * change
         self.contribution = contribution
         self.contribution_age = 0
 
@@ -101,8 +93,6 @@ class SeedStateReport:
     blueprint_id: str
     blueprint_index: int
     stage: SeedStage
-    previous_stage: SeedStage
-    previous_epochs_in_stage: int
     alpha: float
     alpha_target: float
     alpha_mode: AlphaMode
@@ -111,7 +101,6 @@ class SeedStateReport:
     alpha_velocity: float
     alpha_algorithm: AlphaAlgorithm
     tempo_epochs: int
-    is_healthy: bool
     can_advance: bool
     """The gate of the next stage would let this seed pass now."""
     can_fossilize: bool
@@ -169,12 +158,8 @@ class TrainingSignals:
     train_accuracy: float
     val_loss: float
     val_accuracy: float
-    loss_delta: float
-    """Improvement since the previous epoch; positive is better."""
-    accuracy_delta: float
     plateau_epochs: int
     host_stabilized: bool
     best_accuracy: float
-    best_loss: float
     loss_history: tuple[float, ...] = field(default=())
     accuracy_history: tuple[float, ...] = field(default=())

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from esper.leyline.errors import EsperError, allowed
 
-Purpose = Literal["init", "data", "augment", "germination", "action", "condition", "split", "dropout", "policy", "sampling"]
+Purpose = Literal["init", "data", "augment", "germination", "action", "condition", "split", "policy", "sampling"]
 
 
 def stream_seed(root: int, purpose: Purpose, episode: int = 0, env: int = 0, counter: int = 0) -> int:

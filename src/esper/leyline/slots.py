@@ -4,7 +4,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from esper.leyline.actions import Topology
@@ -30,21 +29,12 @@ def parse_slot_id(slot_id: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-class SurfaceType(IntEnum):
-    """What kind of boundary a slot sits on."""
-
-    BLOCK_END = 0
-    PRE_POOL = 1
-    POST_POOL = 2
-
-
 @dataclass(frozen=True, slots=True)
 class InjectionSpec:
     """One boundary of a host where a seed can live."""
 
     slot_id: str
     channels: int
-    surface: SurfaceType = SurfaceType.BLOCK_END
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)

@@ -7,7 +7,6 @@ from enum import IntEnum
 from types import MappingProxyType
 
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.errors import EsperError, allowed
 
 
 class SeedStage(IntEnum):
@@ -26,8 +25,6 @@ class SeedStage(IntEnum):
 
 
 STAGES: tuple[SeedStage, ...] = tuple(SeedStage)
-NUM_STAGES = len(STAGES)
-STAGE_TO_INDEX: Mapping[int, int] = MappingProxyType({stage.value: i for i, stage in enumerate(STAGES)})
 
 LIVE_STAGES = frozenset({SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING})
 """A seed is present and may still be pruned."""
@@ -35,13 +32,6 @@ BLENDED_STAGES = frozenset({SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOS
 """The seed's output is part of the network's output (where its alpha is above 0)."""
 COOLDOWN_STAGES = frozenset({SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING})
 """The seed is gone, the slot is not yet free."""
-
-
-def stage_to_index(value: int) -> int:
-    """Contiguous index of a stage value, for one-hot encodings."""
-    if value not in STAGE_TO_INDEX:
-        raise EsperError(f"stage value {value!r} is not a seed stage; {allowed(STAGE_TO_INDEX)}")
-    return STAGE_TO_INDEX[value]
 
 
 class GateLevel(IntEnum):
@@ -103,11 +93,3 @@ CLOCK: Mapping[SeedStage, Transition] = MappingProxyType({
 def legal_ops(stage: SeedStage) -> tuple[LifecycleOp, ...]:
     """Operations that the table allows in a stage, WAIT aside."""
     return tuple(op for (s, op) in TRANSITIONS if s is stage)
-
-
-def successors(stage: SeedStage) -> frozenset[SeedStage]:
-    """Every stage that can follow directly, by an operation, a scheduled prune or the clock."""
-    after = {t.to for (s, _), t in TRANSITIONS.items() if s is stage} - {stage}
-    if stage in CLOCK:
-        after.add(CLOCK[stage].to)
-    return frozenset(after)

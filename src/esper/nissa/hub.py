@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Self
 
@@ -41,12 +42,12 @@ class TelemetryError(EsperError):
 class TelemetryHub:
     """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take no number."""
 
-    def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL, start: int = 0) -> None:
-        """`level` and `round_idx` may be changed later. A run that continues a log starts at its `JsonlOutput.next_seq`."""
+    def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL) -> None:
+        """`level` and `round_idx` may be changed later."""
         if level not in LEVELS:
             raise TelemetryError(f"hub: level is {level!r}; {allowed(LEVELS)} (off, minimal, normal, debug)")
         self.level = level
-        self.next_seq = start
+        self.next_seq = 0
         self.round_idx: int | None = None
         self._closed = False
         self._outputs: list[OutputBackend] = []
@@ -124,18 +125,7 @@ def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None
         raise TelemetryError(f"{failure}: {reasons}") from failed[0][1]
 
 
-_current: TelemetryHub | None = None
-
-
+@cache
 def get_hub() -> TelemetryHub:
-    """The process's current hub; on first use one without outputs. The trainer and tests may pass hubs explicitly instead."""
-    global _current
-    if _current is None:
-        _current = TelemetryHub()
-    return _current
-
-
-def set_hub(hub: TelemetryHub) -> None:
-    """Make this the process's current hub. The one before it is left as it is, open or closed."""
-    global _current
-    _current = hub
+    """The process's hub; at first without outputs. The trainer and tests may pass hubs explicitly instead."""
+    return TelemetryHub()

@@ -1,5 +1,4 @@
-"""Where events go: the run's JSONL log, its reader, a terminal, and a list for tests. Outputs copy events; they never alter
-them.
+"""Where events go: the run's JSONL log, its reader, and a list for tests. Outputs copy events; they never alter them.
 
 A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
 process killed at any moment leaves a valid log plus at most one incomplete last line.
@@ -11,12 +10,11 @@ import fcntl
 import math
 import mmap
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 import orjson
@@ -41,41 +39,6 @@ class MemoryOutput:
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-_LINES: Mapping[TelemetryEventType, str] = {
-    TelemetryEventType.RUN_STARTED: "run of {task} with policy {policy}: {rounds} rounds of {envs} envs, seed {seed}",
-    TelemetryEventType.BATCH_COMPLETED: "round {round_idx}: accuracy {avg_accuracy}, J {avg_objective}, reward {avg_reward}, "
-                                        "{seconds} s",
-    TelemetryEventType.ROLLBACK: "rollback: {reason}, loss {loss}, limit {limit}",
-    TelemetryEventType.SEED_LIFECYCLE: "seed {kind}: {blueprint_id}, {stage_from} to {stage_to}",
-    TelemetryEventType.ALERT: "{severity} {code}: {message} {metric} is {value}, limit {limit}, {streak} in a row",
-    TelemetryEventType.CHECKPOINT: "checkpoint {path}",
-    TelemetryEventType.RUN_ENDED: "run {status} after {rounds_completed} rounds, {seconds} s",
-}
-
-
-class ConsoleOutput:
-    """One line per event that a person at a terminal wants to see; lifecycle events only where `verbose`."""
-
-    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
-        self.stream = sys.stderr if stream is None else stream
-        self.verbose = verbose
-
-    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  the hub numbers what it hands out
-        kind = event.event_type
-        if kind not in _LINES or (kind is TelemetryEventType.SEED_LIFECYCLE and not self.verbose):
-            return
-        place = "" if event.env_id is None else f"env {event.env_id}, epoch {event.epoch}: "
-        shown = {name: "–" if value is None else f"{value:.4g}" if isinstance(value, float) else value
-                 for name, value in event.data.items()}
-        self.stream.write(place + _LINES[kind].format_map(shown) + "\n")
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def close(self) -> None:
-        self.stream.flush()
 
 
 class JsonlOutput:

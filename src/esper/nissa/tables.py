@@ -23,14 +23,14 @@ from esper.nissa.hub import TelemetryError
 
 Row = tuple[int, float, TelemetryEvent, dict[str, Any]]
 _WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
-_TYPES: Mapping[FieldKind, pa.DataType] = {
+ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.FLOAT: pa.float64(), FieldKind.INT: pa.int64(), FieldKind.FLAG: pa.bool_(), FieldKind.TEXT: pa.string(),
     FieldKind.TEXTS: pa.list_(pa.string()), FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
     FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()), FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
 }
 _CONTEXT = (("round_idx", pa.int64()), ("env_id", pa.int64()), ("device", pa.string()), ("epoch", pa.int64()),
             ("slot_id", pa.string()), ("seed_id", pa.string()))
-_PAYLOAD = {table: {f.name: _TYPES[f.kind] for f in EVENTS[kind].fields} for kind, table in STEP_TABLES.items()}
+_PAYLOAD = {table: {f.name: ARROW_TYPES[f.kind] for f in EVENTS[kind].fields} for kind, table in STEP_TABLES.items()}
 SCHEMAS = {table: pa.schema([("seq", pa.int64()), ("t_wall", pa.float64()), *_CONTEXT, *payload.items()])
            for table, payload in _PAYLOAD.items()}
 """Columns of each table: position in the log, time, the event's context, and its payload."""
@@ -90,7 +90,7 @@ def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
     try:
         if kind == pa.int64():  # Arrow itself would cut 1.5 down to 1
             values = [None if value is None else index(value) for value in values]
-        elif kind == _TYPES[FieldKind.COUNTS]:
+        elif kind == ARROW_TYPES[FieldKind.COUNTS]:
             values = [None if value is None else {key: index(count) for key, count in value.items()} for value in values]
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:

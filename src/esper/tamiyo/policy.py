@@ -345,21 +345,20 @@ class RecurrentPolicy:
         write_archive(path, self.network.state_dict(), {"kind": "policy", "schema": self.schema()})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, feature_schema: str, bf16: bool = False,
-             device: str = "cpu") -> RecurrentPolicy:
+    def load(cls, path: str | os.PathLike[str], *, feature_schema: str) -> RecurrentPolicy:
         """Rebuild a saved policy; a file made for other features or another action contract is refused by name."""
         tensors, meta = read_archive(path, kind="policy")
         require_fields(path, "header", meta, ("kind", "schema"))
-        return cls.rebuild(tensors, meta["schema"], origin=path, feature_schema=feature_schema, bf16=bf16, device=device)
+        return cls.rebuild(tensors, meta["schema"], origin=path, feature_schema=feature_schema)
 
     @classmethod
     def rebuild(cls, tensors: Mapping[str, Tensor], schema: Mapping[str, Any], *, origin: object, feature_schema: str,
-                bf16: bool = False, device: str = "cpu") -> RecurrentPolicy:
+                device: str = "cpu") -> RecurrentPolicy:
         """A policy from its weights and schema, whatever file they came in."""
         require_fields(origin, "schema", schema, ("features", "actions", *ARCHITECTURE))
         for name, ours in (("features", feature_schema), ("actions", action_contract())):
             require_equal(origin, name, schema[name], ours)
-        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema, bf16=bf16)
+        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy

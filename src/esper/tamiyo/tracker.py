@@ -6,27 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from esper.leyline import EsperError, TrainingSignals, check_number
+from esper.leyline import EsperError, TrainingSignals
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrackerConfig:
-    plateau_threshold: float = 0.5
-    """An epoch that gains less than this many percentage points adds to the plateau."""
-    history: int = 10
-    """Epochs of loss and accuracy that signals carry."""
-    stable_gain: float = 0.03
-    """A loss that improves by less than this share …"""
-    stable_loss: float = 0.05
-    """… and worsens by less than this share is stable."""
-    stable_epochs: int = 3
-    """So many stable epochs in a row settle the host, for good."""
-
-    def __post_init__(self) -> None:
-        for name in ("plateau_threshold", "stable_gain", "stable_loss"):
-            check_number("tracker", name, getattr(self, name))
-        check_number("tracker", "history", self.history, low=1, integer=True)
-        check_number("tracker", "stable_epochs", self.stable_epochs, integer=True)
+PLATEAU_GAIN = 0.5
+"""An epoch that gains less than this many percentage points adds to the plateau."""
+HISTORY = 10
+"""Epochs of loss and accuracy that signals carry."""
+STABLE_GAIN = 0.03
+"""A loss that improves by less than this share …"""
+STABLE_LOSS = 0.05
+"""… and worsens by less than this share is stable."""
+STABLE_EPOCHS = 3
+"""So many stable epochs in a row settle the host, for good."""
 
 
 @dataclass(slots=True)
@@ -34,7 +25,6 @@ class _State:
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     best_accuracy: float = -math.inf
-    best_loss: float = math.inf
     plateau: int = 0
     stable: int = 0
     settled: bool = False
@@ -43,16 +33,12 @@ class _State:
 class SignalTracker:
     """Turns one epoch's measurements into signals. `update` takes them in; `peek` says what `update` would, and forgets it."""
 
-    def __init__(self, max_epochs: int, config: TrackerConfig | None = None) -> None:
+    def __init__(self, max_epochs: int) -> None:
         self.max_epochs = max_epochs
-        self.config = config or TrackerConfig()
-        self._state = self._fresh()
-
-    def _fresh(self) -> _State:
-        return _State(settled=self.config.stable_epochs == 0)
+        self.reset()
 
     def reset(self) -> None:
-        self._state = self._fresh()
+        self._state = _State()
 
     def update(self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float,
                val_accuracy: float) -> TrainingSignals:
@@ -63,37 +49,28 @@ class SignalTracker:
              val_accuracy: float) -> TrainingSignals:
         return self._signals(self._next(val_loss, val_accuracy), epoch, train_loss, train_accuracy)
 
-    def stable_accuracy(self, window: int) -> float:
-        """The lowest accuracy of the last `window` epochs."""
-        if window < 1 or not self._state.accuracies:
-            raise EsperError(f"stable accuracy over {window} epochs of {len(self._state.accuracies)} seen")
-        return min(self._state.accuracies[-window:])
-
     def _next(self, loss: float, accuracy: float) -> _State:
-        old, config = self._state, self.config
+        old = self._state
         gain = accuracy - old.accuracies[-1] if old.accuracies else math.inf
         stable = old.stable + 1 if self._is_stable(old.losses, loss) else 0
         return _State(
-            losses=[*old.losses, loss][-config.history:], accuracies=[*old.accuracies, accuracy][-config.history:],
+            losses=[*old.losses, loss][-HISTORY:], accuracies=[*old.accuracies, accuracy][-HISTORY:],
             best_accuracy=accuracy if accuracy > old.best_accuracy else old.best_accuracy,
-            best_loss=loss if loss < old.best_loss else old.best_loss,
-            plateau=0 if gain >= config.plateau_threshold else old.plateau + 1, stable=stable,
-            settled=old.settled or stable >= config.stable_epochs)
+            plateau=0 if gain >= PLATEAU_GAIN else old.plateau + 1, stable=stable,
+            settled=old.settled or stable >= STABLE_EPOCHS)
 
     def _is_stable(self, losses: Sequence[float], loss: float) -> bool:
         if not losses or not losses[-1] > 0:
             return False
         change = (losses[-1] - loss) / losses[-1]
-        return -self.config.stable_loss < change < self.config.stable_gain
+        return -STABLE_LOSS < change < STABLE_GAIN
 
     def _signals(self, state: _State, epoch: int, train_loss: float, train_accuracy: float) -> TrainingSignals:
         losses, accuracies = state.losses, state.accuracies
         return TrainingSignals(
             epoch=epoch, max_epochs=self.max_epochs, train_loss=train_loss, train_accuracy=train_accuracy, val_loss=losses[-1],
-            val_accuracy=accuracies[-1], loss_delta=losses[-2] - losses[-1] if len(losses) > 1 else 0.0,
-            accuracy_delta=accuracies[-1] - accuracies[-2] if len(accuracies) > 1 else 0.0, plateau_epochs=state.plateau,
-            host_stabilized=state.settled, best_accuracy=state.best_accuracy, best_loss=state.best_loss,
-            loss_history=tuple(losses), accuracy_history=tuple(accuracies))
+            val_accuracy=accuracies[-1], plateau_epochs=state.plateau, host_stabilized=state.settled,
+            best_accuracy=state.best_accuracy, loss_history=tuple(losses), accuracy_history=tuple(accuracies))
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self._state)

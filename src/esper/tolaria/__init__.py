@@ -2,11 +2,9 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "GovernedNetwork": "esper.tolaria.governor",
     "GovernorConfig": "esper.tolaria.governor",
     "TolariaGovernor": "esper.tolaria.governor",
     "Veto": "esper.tolaria.governor",
-    "VetoReason": "esper.tolaria.governor",
     "create_model": "esper.tolaria.factory",
     "preflight": "esper.tolaria.governor",
     "validate_device": "esper.tolaria.devices",

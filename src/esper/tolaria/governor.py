@@ -189,7 +189,7 @@ class TolariaGovernor:
 # -- preflight ------------------------------------------------------------------------------------------------------------
 
 
-class VetoReason(StrEnum):
+class Veto(StrEnum):
     """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask as well."""
 
     LOSS_NON_FINITE = "loss_non_finite"
@@ -205,14 +205,6 @@ class VetoReason(StrEnum):
     TOO_YOUNG = "too_young"
 
 
-@dataclass(frozen=True, slots=True)
-class Veto:
-    """The coded reason, and a sentence with the values."""
-
-    reason: VetoReason
-    detail: str
-
-
 def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *, slots: SlotConfig,
               blueprints: Collection[BlueprintAction], val_loss: float, val_accuracy: float, max_seeds: int = 0) -> Veto | None:
     """The first reason against this mutation of one network: its measurements, then the rules that the action mask has too.
@@ -222,43 +214,39 @@ def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *,
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
-        return Veto(VetoReason.LOSS_NON_FINITE, f"validation loss is {val_loss}")
+        return Veto.LOSS_NON_FINITE
     if not math.isfinite(val_accuracy):
-        return Veto(VetoReason.ACCURACY_NON_FINITE, f"validation accuracy is {val_accuracy}")
+        return Veto.ACCURACY_NON_FINITE
     if not 0 <= action.slot_idx < slots.num_slots:
-        return Veto(VetoReason.SLOT_UNKNOWN, f"slot index {action.slot_idx} of {slots.num_slots} slots")
-    slot_id = slots.slot_id_for_index(action.slot_idx)
-    report = reports.get(slot_id)
+        return Veto.SLOT_UNKNOWN
+    report = reports.get(slots.slot_id_for_index(action.slot_idx))
     if action.op is LifecycleOp.GERMINATE:
-        return _veto_germination(action, slot_id, report, reports, blueprints, max_seeds)
-    return _veto_operation(action.op, slot_id, report)
+        return _veto_germination(action, report, reports, blueprints, max_seeds)
+    return _veto_operation(action.op, report)
 
 
-def _veto_germination(action: FactoredAction, slot_id: str, report: SeedStateReport | None,
-                      reports: Mapping[str, SeedStateReport], blueprints: Collection[BlueprintAction],
-                      max_seeds: int) -> Veto | None:
+def _veto_germination(action: FactoredAction, report: SeedStateReport | None, reports: Mapping[str, SeedStateReport],
+                      blueprints: Collection[BlueprintAction], max_seeds: int) -> Veto | None:
     if report is not None:
-        return Veto(VetoReason.SLOT_OCCUPIED, f"slot {slot_id} holds {report.seed_id} in stage {report.stage.name}")
+        return Veto.SLOT_OCCUPIED
     present = sum(r.stage in LIVE_STAGES or r.stage is SeedStage.FOSSILIZED for r in reports.values())
     if max_seeds > 0 and present >= max_seeds:
-        return Veto(VetoReason.TOO_MANY_SEEDS, f"{present} seeds of at most {max_seeds}")
+        return Veto.TOO_MANY_SEEDS
     if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
-        return Veto(VetoReason.BLUEPRINT_UNKNOWN, f"blueprint {action.blueprint.name} is not among "
-                    + ", ".join(sorted(b.name for b in blueprints)))
+        return Veto.BLUEPRINT_UNKNOWN
     return None
 
 
-def _veto_operation(op: LifecycleOp, slot_id: str, report: SeedStateReport | None) -> Veto | None:
+def _veto_operation(op: LifecycleOp, report: SeedStateReport | None) -> Veto | None:
     if report is None:
-        return Veto(VetoReason.SLOT_EMPTY, f"slot {slot_id} is empty, {op.name} needs a seed")
-    where = f"slot {slot_id}: {report.seed_id} in stage {report.stage.name}"
+        return Veto.SLOT_EMPTY
     transition = TRANSITIONS.get((report.stage, op))
     if transition is None:
-        return Veto(VetoReason.STAGE_FORBIDS, f"{where}, which does not allow {op.name}")
+        return Veto.STAGE_FORBIDS
     if transition.gate is not None and not (report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance):
-        return Veto(VetoReason.GATE_SHUT, f"{where}, gate {transition.gate.name} is shut")
+        return Veto.GATE_SHUT
     if transition.gate is None and report.time_to_target > 0:
-        return Veto(VetoReason.ALPHA_MOVING, f"{where}, alpha {report.alpha:.3f} is on its way to {report.alpha_target:g}")
+        return Veto.ALPHA_MOVING
     if op is LifecycleOp.PRUNE and not report.can_prune:
-        return Veto(VetoReason.TOO_YOUNG, f"{where}, {report.metrics.epochs_total} epochs old")
+        return Veto.TOO_YOUNG
     return None

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,8 +36,9 @@ def small_split(val_size: int = 7) -> Split:
     return validation_split(SMALL, val_size, SEED)
 
 
-def make(split: Split, groups: list[list[int]], **options: object) -> SharedBatchIterator:
-    arguments = {"batch_size": 8, "steps_per_epoch": 4, "seed": SEED, "pad": 2, "flip": True, **options}
+def make(split: Split, groups: list[list[int]], *, pad: int = 2, flip: bool = True, **options: object) -> SharedBatchIterator:
+    arguments = {"batch_size": 8, "steps_per_epoch": 4, "seed": SEED, **options}
+    split = replace(split, dataset=replace(split.dataset, pad=pad, flip=flip))
     return SharedBatchIterator(split, groups, arguments.pop("batch_size"), **arguments)
 
 

@@ -52,11 +52,10 @@ def report(stage: SeedStage, slot: str = "r0c0", *, number: int = 0, params: int
     blended = stage in (B, H, F)
     alpha = float(blended) if alpha is None else alpha
     return SeedStateReport(
-        slot_id=slot, seed_id=f"{slot}-{number}", blueprint_id="norm", blueprint_index=1, stage=stage,
-        previous_stage=SeedStage.UNKNOWN, previous_epochs_in_stage=0, alpha=alpha,
+        slot_id=slot, seed_id=f"{slot}-{number}", blueprint_id="norm", blueprint_index=1, stage=stage, alpha=alpha,
         alpha_target=0.0 if leaving else float(blended), alpha_mode=AlphaMode.DOWN if leaving else AlphaMode.HOLD,
         alpha_steps_total=0, alpha_steps_done=0, alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=3,
-        is_healthy=True, can_advance=False, can_fossilize=False, can_retarget=False, can_prune=False,
+        can_advance=False, can_fossilize=False, can_retarget=False, can_prune=False,
         metrics=SeedMetrics(epochs_total=age, params=params, host_params=HOST, boost_received=boost))
 
 

@@ -56,7 +56,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.tolaria.governor import Veto, VetoReason
+from esper.tolaria.governor import Veto
 
 CHECKS = {
     FieldKind.FLOAT: lambda v: type(v) in (float, int), FieldKind.INT: lambda v: type(v) is int,
@@ -165,7 +165,7 @@ def test_last_action_shows_only_what_the_operation_uses(hub: TelemetryHub, op: s
 
 def test_last_action_says_why_it_was_refused(hub: TelemetryHub) -> None:
     gate = GateResult(GateLevel.G5, (GateFailure(GateReason.CONTRIBUTION_LOW, 0.1, 1.0),))
-    outcome = ActionOutcome(spec=spec(LifecycleOp.FOSSILIZE, Veto(VetoReason.GATE_SHUT, "shut")), executed=False,
+    outcome = ActionOutcome(spec=spec(LifecycleOp.FOSSILIZE, Veto.GATE_SHUT), executed=False,
                             effective_op=LifecycleOp.WAIT, gate=gate)
     emit_last_action(hub, 0, "cpu", "FOSSILIZE", "r0c0", 0.0, 0.0, MASK, TelemetryLevel.NORMAL, outcome=outcome)
     data = only(hub).data

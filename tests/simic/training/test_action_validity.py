@@ -96,14 +96,14 @@ def test_the_seed_limit_blocks_germination_only() -> None:
     assert seen.masks.op[0, LifecycleOp.ADVANCE]
     outcome = env.act(seen, [action(LifecycleOp.GERMINATE, slot_idx=1)]).outcomes[0]
     assert not outcome.executed
-    assert outcome.spec.veto.reason == "too_many_seeds"
+    assert outcome.spec.veto == "too_many_seeds"
 
 
 def test_a_blueprint_that_is_not_offered_is_vetoed() -> None:
     env, seen = env_in(SeedStage.DORMANT)
     heads = replace(FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.LORA).to_indices()
     outcome = env.act(seen, [heads]).outcomes[0]
-    assert outcome.spec.veto.reason == "blueprint_unknown"
+    assert outcome.spec.veto == "blueprint_unknown"
     assert not seen.masks.blueprint[0, BlueprintAction.LORA]
     assert not seen.masks.blueprint[0, BlueprintAction.NOOP]
 

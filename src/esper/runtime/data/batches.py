@@ -41,11 +41,11 @@ class FusedImages:
     (dy, dx), then mirror the crop.
     """
 
-    def __init__(self, dataset: Dataset, *, pad: int, flip: bool) -> None:
+    def __init__(self, dataset: Dataset) -> None:
         x = dataset.train_x
         images, channels, height, width = x.shape
-        if channels > 8 or pad < 0:
-            raise DataError(f"images with {channels} channels, pad {pad}; allowed: 1 to 8 channels, pad ≥ 0")
+        if channels > 8 or dataset.pad < 0:
+            raise DataError(f"images with {channels} channels, pad {dataset.pad}; allowed: 1 to 8 channels, pad ≥ 0")
         self.shape = channels, height, width
         depth = 1 << (channels - 1).bit_length()
         packed = torch.zeros(images, height * width + 1, depth, dtype=torch.uint8, device=x.device)
@@ -55,7 +55,7 @@ class FusedImages:
         self._mean, self._std_inverse = normaliser(dataset)
         if channels == 1 and len(self._pixels) <= SMALL_SET:
             self._pixels = self._pixels.float().sub_(self._mean).mul_(self._std_inverse)
-        self._offsets = self._offset_table(pad, flip).to(x.device, self._index_dtype)
+        self._offsets = self._offset_table(dataset.pad, dataset.flip).to(x.device, self._index_dtype)
         self.num_codes = len(self._offsets)
 
     def _offset_table(self, pad: int, flip: bool) -> Tensor:
@@ -165,8 +165,7 @@ class SharedBatchIterator:
     """
 
     def __init__(self, split: Split, groups: Sequence[Sequence[int]], batch_size: int, *, steps_per_epoch: int, seed: int,
-                 rows: Sequence[int] | None = None, pad: int | None = None, flip: bool | None = None,
-                 devices: Sequence[torch.device | str] | None = None) -> None:
+                 rows: Sequence[int] | None = None, devices: Sequence[torch.device | str] | None = None) -> None:
         """`devices`: where each group's batches go; None leaves them where the data lives."""
         data = split.dataset
         self.groups = tuple(tuple(group) for group in groups)
@@ -188,7 +187,7 @@ class SharedBatchIterator:
         if data.kind == "text":
             self._source, self._labels = FusedText(data.train_x, split.block), np.zeros(len(split.train), np.int64)
         else:
-            self._source = FusedImages(data, pad=data.pad if pad is None else pad, flip=data.flip if flip is None else flip)
+            self._source = FusedImages(data)
             self._labels = data.train_y.cpu().numpy()[split.train]
         self.begin_episode(0)
 

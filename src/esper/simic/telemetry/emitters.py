@@ -105,7 +105,7 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
         "op": action_type, "slot": slot,
         **{head: values[sampled[head]] if sampled and relevant[head] else None for head, values in _CHOICES.items()},
         "executed": None if outcome is None else outcome.executed,
-        "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.reason.value,
+        "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.value,
         "gate_failures": [] if outcome is None or outcome.gate is None else [f.reason.value for f in outcome.gate.failures],
         "log_prob": log_prob, "value": value,
         "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
