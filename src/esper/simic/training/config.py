@@ -345,14 +345,14 @@ class Preset:
 
 
 _TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "ppo.imitation_lr": 3e-4, "ppo.lr": 3e-5,
-                              "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.02, "ppo.minibatches": 8}
+                              "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.05, "ppo.minibatches": 8}
 """Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset("a policy that learns something in minutes", {
-        "task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 3, **_TAUGHT}),
+        "task": "digits_shift", "envs": 64, "rounds": 6, "teacher_rounds": 3, **_TAUGHT}),
     "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline"}),
     "digits_impaired": Preset("grow, early and where images are still large", {
-        "task": "digits_impaired", "envs": 64, "rounds": 20, "teacher_rounds": 4, **_TAUGHT}),
+        "task": "digits_impaired", "envs": 64, "rounds": 10, "teacher_rounds": 4, **_TAUGHT}),
     "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale"}),
     "digits_shift": Preset("what is wrong with this network?", {
         "task": "digits_shift", "envs": 128, "rounds": 10, "teacher_rounds": 6, **_TAUGHT}),
