@@ -270,6 +270,10 @@ def test_host_and_seeds_of_a_row_have_their_own_views():
     ({"seed_lr": math.nan}, "seed_lr is nan"),
     ({"clip": math.inf}, "clip is inf"),
     ({"host_decay": -1.0}, r"host_decay is -1"),
+    ({"momentum": 1.0}, r"momentum is 1\.0, must be below 1"),
+    ({"beta2": 1.5}, r"beta2 is 1\.5, must be below 1"),
+    ({"clip": 0.0}, "clip is 0"),
+    ({"eps": 0.0}, "eps is 0"),
 ])
 def test_bad_configurations(options, message):
     with pytest.raises(EsperError, match=message):

@@ -113,6 +113,8 @@ def files(tmp_path) -> Path:
     ("prove --task digits_shift --search 100 --out O", "100 env-steps are too few .* allowed: 33696 or more"),
     ("prove --task digits_shift --transfer digits_scale --out O", "--transfer digits_scale needs a policy"),
     ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
+    ("prove --task digits_shift --search 60000 --schedule file/s.json --out O", "cannot write to file"),
+    ("prove --task digits_shift --first-seed -1 --out O", "first_seed is -1, must be a whole number from 0"),
     ("grow --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
     ("grow --task digits_shift --policy wait --out file/O", "cannot write to file/O"),
     ("grow --task digits_shift --policy wait --seed -3 --out O", "seed is -3"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from env_helpers import RandomValid, make_env, small_task
-from esper.leyline import EsperError, SeedStage
+from esper.leyline import COOLDOWN_STAGES, EsperError, SeedStage
 from esper.tamiyo.features import (
     BASE,
     BASE_DIM,
@@ -96,6 +96,20 @@ def test_by_hand(played) -> None:
             value, measured = obs.slots[env, slot, column(SLOT, "contribution")].tolist()
             assert measured == (not math.isnan(record["contribution"]))
             assert value == pytest.approx(np.clip(record["contribution"] / 10, -3, 3) if measured else 0.0, abs=1e-6)
+
+
+def test_what_is_gone_pays_no_rent(played) -> None:
+    """Random play prunes often; a seed that was removed has a size no more."""
+    gone = 0
+    for seen, _, obs in played:
+        table = seen.table
+        there = np.where(np.isin(table["stage"], tuple(COOLDOWN_STAGES)), 0, table["params"])
+        gone += int((there != table["params"]).sum())
+        share = there / max(table["host_params"].max(), 1)
+        assert obs.base[:, column(BASE, "rent")].flatten().tolist() == pytest.approx(np.log1p(share.sum(1)).tolist(), abs=1e-6)
+        size = obs.slots[..., column(SLOT, "size")].flatten().tolist()
+        assert size == pytest.approx(np.log1p(share).ravel().tolist(), abs=1e-6)
+    assert gone
 
 
 def test_slopes_are_unmeasured_before_there_is_history(played) -> None:

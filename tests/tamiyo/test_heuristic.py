@@ -172,3 +172,9 @@ def test_bad_input() -> None:
         HeuristicConfig(max_rank=math.nan)
     with pytest.raises(EsperError, match="1 envs, this policy was made for 2"):
         decide(Heuristic(CONFIG, 2), {})
+
+
+@pytest.mark.parametrize("beyond", [{"plateau_epochs": 11}, {"fail_drop": 31.0}, {"min_contribution": 31.0}])
+def test_thresholds_that_no_feature_reaches_are_refused(beyond) -> None:
+    with pytest.raises(EsperError, match=f"{next(iter(beyond))} is"):
+        HeuristicConfig(**beyond)

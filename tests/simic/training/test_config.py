@@ -135,14 +135,18 @@ def test_a_bad_word_is_shown_with_what_is_allowed(fields: dict[str, Any], parts:
     (["g0", "g1, g2, g3"], {"auto_forward_gates": ("g0",)}),
     (["g1, g1", "each once"], {"auto_forward_gates": ("g1", "g1")}),
     (["anneal_fraction is 1.5"], {"anneal_fraction": 1.5}), (["anneal_fraction is -1.0"], {"anneal_fraction": -1}),
-    (["resume auto", "telemetry_dir"], {"resume": "auto"})])
+    (["resume auto", "telemetry_dir"], {"resume": "auto"}),
+    (["gpu_preload", "cpu, cuda:0"], {"gpu_preload": True, "devices": ("cpu", "cuda:0")}),
+    (["rent_curriculum 0.5", "loss"], {"rent_curriculum": 0.5, "reward_family": "loss"}),
+    (["rent_curriculum 0.5", "basic"], {"rent_curriculum": 0.5, "reward": {"mode": "basic"}}),
+])
 def test_contradictions_are_refused(parts: list[str], fields: dict[str, Any]) -> None:
     refused(*parts, **fields)
 
 
 @pytest.mark.parametrize("fields", [
     {"rollout_length": 8, "episode_length": 8}, {"rollout_length": 100}, {"amp": "fp16", "population": 1}, {"amp": "fp16"},
-    {"gpu_preload": True, "devices": ("cpu", "cuda:1")}, {"reward_family": "loss"}, {"auto_forward_gates": ()},
+    {"gpu_preload": True, "devices": ("cuda:1", "cpu")}, {"reward_family": "loss"}, {"auto_forward_gates": ()},
     {"resume": "auto", "telemetry_dir": "d"}, {"resume": "path"}, {"ppo": {"anneal_updates": 7}}])
 def test_what_only_looks_like_a_contradiction_is_accepted(fields: dict[str, Any]) -> None:
     assert TrainingConfig(**fields) != TrainingConfig()
