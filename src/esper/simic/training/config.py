@@ -352,7 +352,7 @@ PRESETS: Mapping[str, Preset] = {
         "task": "digits_shift", "envs": 64, "rounds": 6, "teacher_rounds": 3, **_TAUGHT}),
     "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline"}),
     "digits_impaired": Preset("grow, early and where images are still large", {
-        "task": "digits_impaired", "envs": 64, "rounds": 10, "teacher_rounds": 4, **_TAUGHT}),
+        "task": "digits_impaired", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
     "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale"}),
     "digits_shift": Preset("what is wrong with this network?", {
         "task": "digits_shift", "envs": 128, "rounds": 10, "teacher_rounds": 6, **_TAUGHT}),
