@@ -349,7 +349,7 @@ _TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "ppo.
 """Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset("a policy that learns something in minutes", {
-        "task": "digits_shift", "envs": 64, "rounds": 6, "teacher_rounds": 3, **_TAUGHT}),
+        "task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT}),
     "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline"}),
     "digits_impaired": Preset("grow, early and where images are still large", {
         "task": "digits_impaired", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
