@@ -106,8 +106,8 @@ def agreement(policy: RecurrentPolicy, data: Recording) -> tuple[dict[str, tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
-    parser.add_argument("--episodes", type=int, default=12, help=f"recorded episodes of {ENVS} networks; a quarter more judge")
-    parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--episodes", type=int, default=24, help=f"recorded episodes of {ENVS} networks; a quarter more judge")
+    parser.add_argument("--updates", type=int, default=1500)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| task | recall of each operation (count) | operation and slot where it acts | CPU s |\n|---|---|---|---|")
