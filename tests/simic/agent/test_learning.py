@@ -53,7 +53,7 @@ class TestThreeOfThree:
         learn_recall(toys, seed, free=False, updates=24)
 
     def test_recall_among_free_decisions(self, toys, seed: int) -> None:
-        learn_recall(toys, seed, free=True, updates=40)
+        learn_recall(toys, seed, free=True, updates=80)
 
     def test_identity(self, toys, seed: int) -> None:
         learn_identity(toys, seed)
