@@ -1,8 +1,8 @@
 """What each part of the learner is worth: the same training with one thing changed, judged on networks that none has met.
 
-`python -m benchmarks.ablations [--task digits_impaired] [--only memory …]` trains a policy for each variant with the same seed
-and plays each on the same networks without exploration: networks that no training plays, and that no proof does, so that what
-is chosen here can be proved there. Prints Markdown; differences are paired, intervals are 95 %. `--set ppo.lr=1e-3
+`python -m benchmarks.ablations [--task digits_impaired] [--only "no memory" …]` trains a policy for each variant with the same
+seed and plays each on the same networks without exploration: networks that no training plays, and that no proof does, so that
+what is chosen here can be proved there. Prints Markdown; differences are paired, intervals are 95 %. `--set ppo.lr=1e-3
 teacher=none teacher_rounds=0` changes all variants, also the one as it is.
 """
 from __future__ import annotations

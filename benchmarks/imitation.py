@@ -9,7 +9,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from esper.tamiyo.heuristic import Heuristic
 
 ENVS, BATCH = 64, 64
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
-Part = TypeVar("Part", PolicyObservation, ActionMasks)
 
 
 class Recording(NamedTuple):

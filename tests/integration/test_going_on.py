@@ -85,6 +85,20 @@ def test_a_run_that_fails_says_why(tmp_path) -> None:
         {"message": "RuntimeError: no such luck", "rounds_completed": 1, "env_steps": QUICK["envs"] * QUICK["episode_length"]}]
 
 
+def test_what_fails_after_the_run_is_no_failure_of_the_run(tmp_path) -> None:
+    """As in a comparison, where one group has finished and another fails."""
+    config = TrainingConfig(**QUICK | {"rounds": 1}, telemetry_dir=str(tmp_path / "run"))
+
+    def fail() -> None:
+        with open_trainer(config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+            trainer.run()
+            raise RuntimeError("too late")
+
+    with pytest.raises(RuntimeError, match="too late"):
+        fail()
+    assert summarize(open_run(tmp_path / "run")).status == "finished"
+
+
 def test_data_with_other_classes_than_the_host_are_refused() -> None:
     config = TrainingConfig(**QUICK)
     task = resolve_task(config, get_task_spec(config.task))

@@ -49,7 +49,7 @@ class OptimizerConfig:
                 raise EsperError(f"optimizer: {name} is {getattr(self, name)}, must be below 1")
         for name in ("clip", "eps"):
             if not getattr(self, name):
-                raise EsperError(f"optimizer: {name} is 0, which would take every gradient away; must be above 0")
+                raise EsperError(f"optimizer: {name} is 0, must be above 0")
 
 
 @dataclass(slots=True)

@@ -61,9 +61,9 @@ def estimate(samples: Sequence[float] | npt.NDArray[np.float64], *, strata: Sequ
 
 
 def paired(one: Sequence[float] | npt.NDArray[np.float64], other: Sequence[float] | npt.NDArray[np.float64], *,
-           strata: Sequence[int] | None = None, statistic: Statistic = mean) -> Estimate:
+           statistic: Statistic = mean) -> Estimate:
     """The estimate of one − other, pair by pair."""
     a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if a.shape != b.shape:
         raise EsperError(f"{len(a)} figures cannot be paired with {len(b)}")
-    return estimate(a - b, strata=strata, statistic=statistic)
+    return estimate(a - b, statistic=statistic)

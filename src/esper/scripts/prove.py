@@ -128,12 +128,14 @@ def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, 
                track: Track) -> Schedules | None:
     """Those that a search finds, those in the file, those that ship, or none."""
     if budget:
-        writable((path or directory / "schedule.json").parent)
+        place = path or directory / "schedule.json"
+        writable(place.parent)
         found = search_schedules(task, budget, candidates=candidates, track=track)
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
+        save_schedules(place, found, task, command)
         if refine:
-            found, command = refine_schedules(task, found, track=track), f"{command} --refine"
-        save_schedules(path or directory / "schedule.json", found, task, command)
+            found = refine_schedules(task, found, track=track)
+            save_schedules(place, found, task, f"{command} --refine")
         return found
     if refine:
         raise EsperError("--refine needs --search, whose winners it refines")

@@ -199,9 +199,9 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
     """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
     A minibatch whose loss or gradient norm is not finite is skipped, and the first one's gradients are left on the parameters;
-    `skip_budget` of them raise. A step after which the next
-    minibatch sees a KL above 1.5 times the target is taken back, and the loop ends: near-deterministic policies with a memory
-    can be destroyed by one step, and a limit that is only noticed afterwards would not prevent it.
+    `skip_budget` of them raise. A step after which the next minibatch sees a KL above 1.5 times the target is taken back, and
+    the loop ends: near-deterministic policies with a memory can be destroyed by one step, and a limit that is only noticed
+    afterwards would not prevent it.
     """
     parameters = list(policy.network.parameters())
     before_step = [torch.empty_like(p) for p in parameters]

@@ -126,8 +126,9 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
         try:
             yield trainer
         except Exception as error:
-            with suppress(TelemetryError):  # the error itself matters more than that it cannot be told
-                trainer.end_run("failed", f"{type(error).__name__}: {error}")
+            if not trainer.ended:
+                with suppress(TelemetryError):  # the error itself matters more than that it cannot be told
+                    trainer.end_run("failed", f"{type(error).__name__}: {error}")
             raise
 
 

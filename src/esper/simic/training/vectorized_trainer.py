@@ -107,7 +107,7 @@ class VectorizedPPOTrainer:
         self.num_envs = len(self.env.envs)
         self.hidden = context.policy.initial_hidden(self.num_envs)
         self.reset = self._flags(True)
-        self.stopped = False
+        self.stopped = self.ended = False
         self._uniforms = torch.empty(0)
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
@@ -199,6 +199,7 @@ class VectorizedPPOTrainer:
 
     def end_run(self, status: str, message: str | None = None) -> None:
         """The last event."""
+        self.ended = True
         self.recorder.end_run(status, self.progress, max_epochs=self.max_epochs, message=message)
 
     def _finish(self) -> None:
