@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.play import show
+from esper.leyline import RewardConfig
 from esper.nissa import TelemetryHub
 from esper.runtime.tasks import get_task_spec
 from esper.simic.proof.episodes import TRAINING, play
@@ -30,7 +31,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
     **{f"reward {mode}": {"reward.mode": mode} for mode in ("sparse", "escrow", "minimal")},
     **{f"reward {mode}": {"reward.mode": mode, "rent_curriculum": "0"} for mode in ("simplified", "basic", "basic_plus")},
-    "reward of losses": {"reward_family": "loss", "rent_curriculum": "0"},
+    "reward of losses": {"reward_family": "loss", "reward.mode": RewardConfig().mode, "rent_curriculum": "0"},
     "incubation straight through": {"incubation": "ste"},
     "no memory": {"memory": "false"},
     "no exploration": {"ppo.entropy_coef": "0", "ppo.epsilon": "0"},

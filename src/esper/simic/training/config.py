@@ -171,7 +171,7 @@ class TrainingConfig:
         yield bool(modes) and self.policy != "ppo", f"ab_reward_modes with policy {self.policy}, which cannot learn; allowed: ppo"
         yield self.reward_family is RewardFamily.LOSS and bool(modes), (
             "ab_reward_modes with reward_family loss, which has no modes; allowed: reward_family contribution")
-        yield self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardMode.SHAPED, (
+        yield self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode, (
             f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution")
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
@@ -344,13 +344,14 @@ class Preset:
     values: Mapping[str, Any]
 
 
-_TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "ppo.imitation_lr": 3e-4, "ppo.lr": 3e-5,
-                              "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.05, "ppo.minibatches": 8}
+_TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "reward.mode": "shaped", "ppo.imitation_lr": 3e-4,
+                              "ppo.lr": 3e-5, "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.05, "ppo.minibatches": 8}
 """Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset("a policy that learns something in minutes", {
         "task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT}),
-    "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline"}),
+    "digits_baseline": Preset("is more needed at all?", {
+        "task": "digits_baseline", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
     "digits_impaired": Preset("grow, early and where images are still large", {
         "task": "digits_impaired", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
     "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale"}),
