@@ -5,9 +5,15 @@ they try new examples every time, and many more of them (see `helpers.examples`)
 """
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Some virtual machines announce AMX and do not allow it: bf16 then ends the process with an illegal instruction. Read at the
+# first convolution or matrix product.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Building networks inside a property is slow by hypothesis' measure, and not by ours.
 SLOW_TO_BUILD = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
