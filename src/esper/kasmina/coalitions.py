@@ -130,8 +130,7 @@ class _Forest:
     def _lanes(self) -> Lanes:
         if self.fold:
             return Lanes(1, Mode.EVAL)
-        rows = [lane.row for lane in self.model.padded(self.lanes)]
-        return Lanes(len(rows), Mode.EVAL, None if rows == list(range(self.model.population)) else self._tensor(rows))
+        return self.model.lanes([lane.row for lane in self.model.padded(self.lanes)], Mode.EVAL)
 
     def segment(self, index: int) -> None:
         self.x = self.model.host.segment(index, self.x, self._lanes())

@@ -69,6 +69,13 @@ class Bank:
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
 
+    def forget(self, rows: Tensor | int) -> None:
+        """Back to the state of a row that has never learned."""
+        self.bias[rows] = 0
+        for tensors in self.state.values():
+            for tensor in tensors:
+                tensor[rows] = 0
+
 
 @dataclass(slots=True)
 class Group:
@@ -117,7 +124,7 @@ class PopulationOptimizer:
         """Take over the model's current groups: keep what survived, add what is new, drop what is gone."""
         if self._version == self.model.version:
             return
-        old = {name: bank for group in self.groups.values() for name, bank in group.banks.items()}
+        old = self._banks()
         self.groups = {}
         for spec in self.model.optimizer_groups():
             group = self.groups.setdefault(spec.group, Group(spec.group == "host"))
@@ -127,10 +134,7 @@ class PopulationOptimizer:
             births = torch.tensor(spec.births)
             reborn = births != known.births
             if reborn.any():
-                known.bias[reborn] = 0
-                for tensors in known.state.values():
-                    for tensor in tensors:
-                        tensor[reborn] = 0
+                known.forget(reborn)
             known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
             known.frozen = spec.frozen
             group.banks[spec.name] = known
@@ -143,13 +147,15 @@ class PopulationOptimizer:
         return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool), False,
                     self.host_lr.new_zeros(population, 2), state)
 
+    def _banks(self) -> dict[str, Bank]:
+        return {name: bank for group in self.groups.values() for name, bank in group.banks.items()}
+
     # -- stepping ---------------------------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
-        for group in self.groups.values():
-            for bank in group.banks.values():
-                for parameter in bank.parameters.values():
-                    parameter.grad = None
+        for bank in self._banks().values():
+            for parameter in bank.parameters.values():
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
@@ -223,8 +229,7 @@ class PopulationOptimizer:
     def param_groups(self) -> list[dict[str, list[Tensor]]]:
         """Every tensor that has a gradient, as a gradient scaler wants to see them."""
         self.sync()
-        return [{"params": [p for group in self.groups.values() for bank in group.banks.values()
-                            for p in bank.parameters.values()]}]
+        return [{"params": [p for bank in self._banks().values() for p in bank.parameters.values()]}]
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
@@ -232,39 +237,28 @@ class PopulationOptimizer:
         """Zero the row's momentum, as after a rollback."""
         self.model.check_row(row)
         self.sync()
-        for group in self.groups.values():
-            for bank in group.banks.values():
-                bank.bias[row] = 0
-                for tensors in bank.state.values():
-                    for tensor in tensors:
-                        tensor[row] = 0
+        for bank in self._banks().values():
+            bank.forget(row)
 
     def row_state(self, row: int) -> dict[str, Tensor]:
         """Copies of the row's state where it lives, by stable names."""
-        self.model.check_row(row)
-        self.sync()
-        out = {f"rates.{name}": getattr(self, name)[row].clone() for name in _RATES}
-        for name, bank in self._live_banks(row):
-            out[f"{name}.bias_correction"] = bank.bias[row].clone()
-            for moment, tensors in bank.state.items():
-                for parameter, tensor in zip(bank.parameters, tensors, strict=True):
-                    out[f"{name}.{parameter}.{moment}"] = tensor[row].clone()
-        return out
+        return {name: place[row].clone() for name, place in self._places(row).items()}
 
     def load_row_state(self, row: int, state: dict[str, Tensor]) -> None:
         """The inverse of `row_state`, strict."""
-        self.model.check_row(row)
+        load_row(self._places(row), state, row, what="optimizer state")
+
+    def _places(self, row: int) -> dict[str, Tensor]:
+        """Every `[P, …]` tensor in which the row has state, by stable names."""
+        live = self.model.live_banks(self.model.check_row(row))
         self.sync()
         places: dict[str, Tensor] = {f"rates.{name}": getattr(self, name) for name in _RATES}
-        for name, bank in self._live_banks(row):
-            places[f"{name}.bias_correction"] = bank.bias
-            for moment, tensors in bank.state.items():
-                places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
-        load_row(places, state, row, what="optimizer state")
-
-    def _live_banks(self, row: int) -> list[tuple[str, Bank]]:
-        live = self.model.live_banks(row)
-        return [(name, bank) for group in self.groups.values() for name, bank in group.banks.items() if name in live]
+        for name, bank in self._banks().items():
+            if name in live:
+                places[f"{name}.bias_correction"] = bank.bias
+                for moment, tensors in bank.state.items():
+                    places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
+        return places
 
 
 _RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")

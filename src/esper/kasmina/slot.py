@@ -112,7 +112,7 @@ class SeedSlot(nn.Module):
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
         algorithm, curve = None if algorithm is None else _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, curve)
         transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
-        seed = self._seed(row)
+        seed = self.seed(row)
         seed.alpha.retarget(target, steps, curve, steepness)
         before = seed.stage
         if algorithm is not None and algorithm is not seed.algorithm:
@@ -134,7 +134,7 @@ class SeedSlot(nn.Module):
             raise EsperError(f"prune over {steps} epochs, must be 0 or more")
         curve = _member(AlphaCurve, curve)
         self._legal(row, LifecycleOp.PRUNE)
-        seed = self._seed(row)
+        seed = self.seed(row)
         if steps == 0 or not seed.is_blended:
             return self.prune(row)
         before = seed.stage
@@ -147,8 +147,8 @@ class SeedSlot(nn.Module):
     def prune(self, row: int, *, cause: PruneCause = PruneCause.POLICY) -> OpResult:
         """Remove the seed now; the slot rests before it can be germinated again."""
         transition = self._legal(row, LifecycleOp.PRUNE)
-        before = self._seed(row).stage
-        self._seed(row).prune_cause = cause
+        before = self.seed(row).stage
+        self.seed(row).prune_cause = cause
         self._enter(row, transition)
         return OpResult(True, (self._record(LifecycleKind.PRUNED, row, before),))
 
@@ -182,6 +182,12 @@ class SeedSlot(nn.Module):
 
     # -- what the outside reads -----------------------------------------------------------------------------------------
 
+    def seed(self, row: int) -> Seed:
+        """The row's seed, where there is one."""
+        seed = self.seeds[row]
+        assert seed is not None, "legality was checked first"
+        return seed
+
     def report(self, row: int) -> SeedStateReport | None:
         seed = self.seeds[row]
         if seed is None:
@@ -207,11 +213,6 @@ class SeedSlot(nn.Module):
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _seed(self, row: int) -> Seed:
-        seed = self.seeds[row]
-        assert seed is not None, "legality was checked first"
-        return seed
-
     def _stage(self, row: int) -> SeedStage:
         seed = self.seeds[row]
         return SeedStage.DORMANT if seed is None else seed.stage
@@ -225,7 +226,7 @@ class SeedSlot(nn.Module):
 
     def _check(self, row: int, transition: Transition) -> GateResult:
         assert transition.gate is not None
-        return check_gate(transition.gate, self._seed(row), self.gate_config, self.pacing)
+        return check_gate(transition.gate, self.seed(row), self.gate_config, self.pacing)
 
     def _can_pass(self, row: int, op: LifecycleOp) -> bool:
         transition = TRANSITIONS.get((self._stage(row), op))
@@ -241,7 +242,7 @@ class SeedSlot(nn.Module):
         return OpResult(True, (self._record(kind, row, before, gate),), gate)
 
     def _enter(self, row: int, transition: Transition) -> None:
-        seed = self._seed(row)
+        seed = self.seed(row)
         if transition.on_enter is OnEnter.START_RAMP:
             seed.alpha.retarget(seed.alpha_target, seed.tempo_epochs, seed.ramp_curve)
         elif transition.on_enter is OnEnter.PIN_ALPHA:
@@ -255,7 +256,7 @@ class SeedSlot(nn.Module):
             self._drop_idle_banks()
 
     def _clock(self, row: int) -> LifecycleRecord:
-        seed = self._seed(row)
+        seed = self.seed(row)
         before, transition = seed.stage, CLOCK[seed.stage]
         seed.enter(transition.to)
         record = self._record(LifecycleKind.STAGE_CHANGED, row, before)
@@ -264,7 +265,7 @@ class SeedSlot(nn.Module):
         return record
 
     def _record(self, kind: LifecycleKind, row: int, before: SeedStage, gate: GateResult | None = None) -> LifecycleRecord:
-        seed = self._seed(row)
+        seed = self.seed(row)
         return LifecycleRecord(
             kind=kind, row=row, slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id, stage_from=before,
             stage_to=seed.stage, alpha=seed.alpha.alpha, params=seed.metrics.params, epochs_total=seed.metrics.epochs_total,
