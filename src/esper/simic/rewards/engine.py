@@ -58,10 +58,10 @@ class RewardEngine:
         every level whose changes were paid."""
         memory = self._memory(env_idx)
         discount = self.gamma if self.family is RewardFamily.CONTRIBUTION else LEVEL_DISCOUNT
-        back = [(name, -discount * level) for name, level in memory.levels.items()]
+        back = {name: -discount * level for name, level in memory.levels.items()}
         # Fossils outlive a rollback, and so do their drips; those that do not are dropped when they are missed.
         self._memories[env_idx] = EnvMemory(epoch=memory.epoch, drips=memory.drips)
-        return RewardComponentsTelemetry((("rollback", -self.objective.rollback_price), *back))
+        return RewardComponentsTelemetry(rollback=-self.objective.rollback_price, **back)
 
     def state(self) -> dict[str, Any]:
         """Plain values: the memories, and whose they are."""
