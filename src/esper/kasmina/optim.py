@@ -5,7 +5,6 @@ parameters is kept, a row that begins or ends starts from zero, and only rows th
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.leyline import EsperError, StructureError
+from esper.leyline import EsperError, StructureError, check_number
 
 if TYPE_CHECKING:
     from esper.kasmina.model import MorphogeneticModel
@@ -41,9 +40,7 @@ class OptimizerConfig:
         if self.kind not in ("sgd", "adamw"):
             raise EsperError(f"optimizer kind {self.kind!r} is unknown; allowed: sgd, adamw")
         for name in ("host_lr", "seed_lr", "momentum", "beta2", "host_decay", "seed_decay", "clip", "eps"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise EsperError(f"optimizer: {name} is {value}, must be finite and 0 or more")
+            check_number("optimizer", name, getattr(self, name))
         for name in ("momentum", "beta2"):
             if getattr(self, name) >= 1:
                 raise EsperError(f"optimizer: {name} is {getattr(self, name)}, must be below 1")
