@@ -77,7 +77,7 @@ def evaluate_coalitions(model: MorphogeneticModel, x: Tensor, wanted: Mapping[in
     if shared_input:
         model.host.check_input(x if model.layout.image else x.unsqueeze(0), 1)
     else:
-        model.host.check_input(x)
+        model.host.check_input(x, model.population)
     with torch.no_grad():
         forest = _Forest(model, x, lanes, shared_input=shared_input)
         for index, slot_id in enumerate(model.slot_after):

@@ -186,11 +186,10 @@ class MorphogeneticModel(nn.Module):
                   tempo_epochs: int = 5, alpha_target: float = 1.0, seed_id: str | None = None) -> OpResult:
         """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of germination)."""
         slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
-        if init_seed is None:
-            init_seed = stream_seed(0, "germination", 0, row, number)
-        result = slot.germinate(row, blueprint_id, seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id,
-                                init_seed=init_seed, algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs,
-                                alpha_target=alpha_target)
+        result = slot.germinate(row, Seed(
+            seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id, blueprint_id=blueprint_id,
+            algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs, alpha_target=alpha_target,
+            init_seed=stream_seed(0, "germination", 0, row, number) if init_seed is None else init_seed))
         if result.done:
             slot.seed(row).metrics.host_params = self.host_params
             self.germinations[row] += 1
@@ -282,20 +281,20 @@ class MorphogeneticModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs `[P, B, …]` of all rows. Seeds in TRAINING take no part."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
 
     def forward_probed(self, x: Tensor, probe: Probe) -> Tensor:
         """Outputs `[P, B, …]` of all rows with batch statistics, as in training, but every parameter a constant and nothing
         recorded. At each slot `probe` sees the features before and after its seeds; what it returns goes on."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.SHADOW), probe=probe)
 
     def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None) -> Losses:
         """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation.
 
         A `probe` sees the features before and after each slot's blended seeds; what it returns goes on."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         lanes = Lanes(self.population, Mode.TRAIN)
         incubating = self._incubating()
         taps: dict[str, Tensor] = {}

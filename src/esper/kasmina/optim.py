@@ -6,7 +6,7 @@ parameters is kept, a row that begins or ends starts from zero, and only rows th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,14 +74,6 @@ class Bank:
                 tensor[rows] = 0
 
 
-@dataclass(slots=True)
-class Group:
-    """What is clipped together: the host, or all banks of one slot."""
-
-    is_host: bool
-    banks: dict[str, Bank] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class GradientStats:
     """Gradient norms before clipping, per row; control input, so measured at every step."""
@@ -111,7 +103,8 @@ class PopulationOptimizer:
         self.seed_decay = one_per_row * self.config.seed_decay
         self.clip = one_per_row * self.config.clip
         self.stats: GradientStats | None = None
-        self.groups: dict[str, Group] = {}
+        # What is clipped together: the banks of "host", and those of each slot.
+        self.groups: dict[str, dict[str, Bank]] = {}
         self._version = -1
         self.sync()
 
@@ -124,7 +117,6 @@ class PopulationOptimizer:
         old = self._banks()
         self.groups = {}
         for spec in self.model.optimizer_groups():
-            group = self.groups.setdefault(spec.group, Group(spec.group == "host"))
             known = old.get(spec.name)
             if known is None or any(known.parameters[n] is not p for n, p in spec.parameters.items()):
                 known = self._new_bank(spec.parameters)
@@ -134,7 +126,7 @@ class PopulationOptimizer:
                 known.forget(reborn)
             known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
             known.frozen = spec.frozen
-            group.banks[spec.name] = known
+            self.groups.setdefault(spec.group, {})[spec.name] = known
         self._version = self.model.version
 
     def _new_bank(self, parameters: dict[str, Tensor]) -> Bank:
@@ -145,7 +137,7 @@ class PopulationOptimizer:
                     self.host_lr.new_zeros(population, 2), state)
 
     def _banks(self) -> dict[str, Bank]:
-        return {name: bank for group in self.groups.values() for name, bank in group.banks.items()}
+        return {name: bank for banks in self.groups.values() for name, bank in banks.items()}
 
     # -- stepping ---------------------------------------------------------------------------------------------------------
 
@@ -159,8 +151,8 @@ class PopulationOptimizer:
         """Clip each group of each row, then move the rows that learn."""
         self.sync()
         host_norm, norm, vanishing, exploding = None, {}, {}, {}
-        for name, group in self.groups.items():
-            work = [(bank, grads) for bank in group.banks.values() if (grads := self._gradients(bank)) is not None]
+        for name, banks in self.groups.items():
+            work = [(bank, grads) for bank in banks.values() if (grads := self._gradients(bank)) is not None]
             if not work:
                 continue
             # One row of norms for each tensor, one column for each network.
@@ -168,7 +160,7 @@ class PopulationOptimizer:
             # Squares add up within a bank first: what other rows' banks add to a row's sum is exactly 0.
             squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
             total = torch.stack(squares).sum(0).sqrt()
-            if group.is_host:
+            if name == "host":
                 host_norm = total
             else:
                 norm[name] = total
@@ -176,7 +168,7 @@ class PopulationOptimizer:
             scale = (self.clip / (total + 1e-6)).clamp(max=1.0)
             for bank, grads in work:
                 torch._foreach_mul_(grads, _columns(scale, grads))
-                self._update(bank, grads, group.is_host)
+                self._update(bank, grads, is_host=name == "host")
         assert host_norm is not None, "step() needs a backward pass first"
         self.stats = GradientStats(host_norm, norm, vanishing, exploding)
 
@@ -197,7 +189,7 @@ class PopulationOptimizer:
         # be NaN.
         return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads] if bank.frozen else grads
 
-    def _update(self, bank: Bank, grads: list[Tensor], is_host: bool) -> None:
+    def _update(self, bank: Bank, grads: list[Tensor], *, is_host: bool) -> None:
         parameters = list(bank.parameters.values())
         learning = bank.learning
         lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)

@@ -74,26 +74,23 @@ class SeedSlot(nn.Module):
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
-    def germinate(self, row: int, blueprint_id: str, *, seed_id: str, init_seed: int, algorithm: AlphaAlgorithm,
-                  ramp_curve: AlphaCurve, tempo_epochs: int, alpha_target: float) -> OpResult:
-        if not 0.0 < alpha_target <= 1.0:
-            raise EsperError(f"alpha target is {alpha_target}, must lie in (0, 1]")
-        if tempo_epochs < 1:
-            raise EsperError(f"tempo of {tempo_epochs} epochs, must be at least 1")
-        algorithm, ramp_curve = _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, ramp_curve)
-        if not 0 <= init_seed < 1 << 63:
-            raise EsperError(f"initial seed is {init_seed}, must lie in [0, 2⁶³)")
+    def germinate(self, row: int, seed: Seed) -> OpResult:
+        if not 0.0 < seed.alpha_target <= 1.0:
+            raise EsperError(f"alpha target is {seed.alpha_target}, must lie in (0, 1]")
+        if seed.tempo_epochs < 1:
+            raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be at least 1")
+        seed.algorithm, seed.ramp_curve = _member(AlphaAlgorithm, seed.algorithm), _member(AlphaCurve, seed.ramp_curve)
+        if not 0 <= seed.init_seed < 1 << 63:
+            raise EsperError(f"initial seed is {seed.init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
-        seed = Seed(seed_id=seed_id, blueprint_id=blueprint_id, algorithm=algorithm, ramp_curve=ramp_curve,
-                    tempo_epochs=tempo_epochs, alpha_target=alpha_target, init_seed=init_seed)
         gate = check_gate(GateLevel.G0, seed, self.gate_config, self.pacing)
         if not gate.passed:
             return OpResult(False, (), gate)
         # Whatever can fail fails here, before the slot or its banks change.
-        self._ensure_bank(blueprint_id)
-        self._write(row, blueprint_id, init_seed)
-        if algorithm is AlphaAlgorithm.GATE:
-            self._add_gate(row, init_seed)
+        self._ensure_bank(seed.blueprint_id)
+        self._write(row, seed.blueprint_id, seed.init_seed)
+        if seed.algorithm is AlphaAlgorithm.GATE:
+            self._add_gate(row, seed.init_seed)
         self.seeds[row] = seed
         seed.metrics.params = self.params(row)
         seed.enter(transition.to)

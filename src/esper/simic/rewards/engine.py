@@ -1,6 +1,7 @@
 """The reward of a run: one family and mode, one γ, and what each env remembers between steps."""
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from esper.leyline import (
@@ -65,7 +66,7 @@ class RewardEngine:
 
     def state(self) -> dict[str, Any]:
         """Plain values: the memories, and whose they are."""
-        return {"family": self.family.value, "mode": self.config.mode.value, "envs": [m.state() for m in self._memories]}
+        return {"family": self.family.value, "mode": self.config.mode.value, "envs": [asdict(m) for m in self._memories]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, strict."""
