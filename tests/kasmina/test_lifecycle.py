@@ -340,7 +340,7 @@ def test_switching_blends_brings_and_takes_a_gate_that_learns(topology):
     before = {name: p.clone() for name, p in gate.named_parameters()}
     for step in range(3):
         train_step(model, optimizer, *population_batch(model, step))
-    assert f"{SLOT}.{GATE_BANK}" in optimizer.groups[SLOT].banks
+    assert f"{SLOT}.{GATE_BANK}" in optimizer.groups[SLOT]
     for name, p in gate.named_parameters():
         assert [row for row in range(8) if not torch.equal(p[row], before[name][row])] == [1, 2], name
 
@@ -351,7 +351,7 @@ def test_switching_blends_brings_and_takes_a_gate_that_learns(topology):
     passed(model.set_alpha_target(SLOT, 0.9, steps=0, row=2, algorithm=AlphaAlgorithm.ADD))
     assert GATE_BANK not in slot.banks
     optimizer.sync()
-    assert list(optimizer.groups[SLOT].banks) == [f"{SLOT}.norm"]
+    assert list(optimizer.groups[SLOT]) == [f"{SLOT}.norm"]
     train_step(model, optimizer, *population_batch(model, 9))
 
 

@@ -107,7 +107,7 @@ def test_every_row_equals_torch_with_its_own_rates(topology, kind):
                 continue  # torch keeps no momentum then
             keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq")
             moments = [state[key] for state in theirs.state.values() for key in keys]
-            ours = [t[row] for bank in optimizer.groups[group].banks.values() if bank.learning[row]
+            ours = [t[row] for bank in optimizer.groups[group].values() if bank.learning[row]
                     for tensors in zip(*bank.state.values(), strict=True) for t in tensors]
             assert len(ours) == len(moments)
             assert all(torch.allclose(a, b[0], rtol=1e-8, atol=1e-11) for a, b in zip(ours, moments, strict=True))
@@ -122,7 +122,7 @@ def test_steps_count_from_each_rows_birth():
     bring(model, "r0c0", "lora", SeedStage.TRAINING, row=6)
     for step in range(2):
         train_step(model, optimizer, *population_batch(model, step))
-    seeds, host = optimizer.groups["r0c0"].banks["r0c0.lora"].bias, optimizer.groups["host"].banks["host"].bias
+    seeds, host = optimizer.groups["r0c0"]["r0c0.lora"].bias, optimizer.groups["host"]["host"].bias
     assert torch.allclose(seeds[:, 0], torch.tensor([1 - 0.9 ** n for n in (0, 5, 0, 0, 0, 0, 2, 0)], dtype=seeds.dtype))
     assert torch.allclose(host[:, 1], torch.full((8,), 1 - 0.999 ** 5, dtype=host.dtype))
 
@@ -216,12 +216,12 @@ def test_a_row_forgets_and_its_neighbours_do_not(kind):
 @kinds
 def test_a_pruned_row_leaves_no_momentum_behind(kind):
     model, optimizer = trained(kind)
-    bank, kept = optimizer.groups["r0c0"].banks["r0c0.lora"], optimizer.row_state(1)
+    bank, kept = optimizer.groups["r0c0"]["r0c0.lora"], optimizer.row_state(1)
     assert all(t[2].any() for tensors in bank.state.values() for t in tensors)
     model.prune("r0c0", row=2)
     for step in range(2):
         optimizer.sync()
-        assert optimizer.groups["r0c0"].banks["r0c0.lora"] is bank, "row 1 still lives in it"
+        assert optimizer.groups["r0c0"]["r0c0.lora"] is bank, "row 1 still lives in it"
         assert not any(t[2].any() for t in (bank.bias, *(t for tensors in bank.state.values() for t in tensors)))
         assert step or differing(kept, optimizer.row_state(1)) == []
         train_step(model, optimizer, *population_batch(model, 20 + step))

@@ -253,7 +253,7 @@ def poison(run: Run, where: str, value: float) -> None:
             for b in run.model.host.buffers():
                 b[SICK] = value
         elif where == "momentum":
-            for tensors in run.optimizer.groups["host"].banks["host"].state.values():
+            for tensors in run.optimizer.groups["host"]["host"].state.values():
                 for t in tensors:
                     t[SICK] = value
         elif where == "seeds":

@@ -284,11 +284,11 @@ def test_the_optimizer_holds_exactly_what_lives(topology, population, start, seq
             w.attempt(op)
         optimizer.sync()
         now = live(model)
-        held = {name for group in optimizer.groups.values() for name in group.banks}
+        held = {name for banks in optimizer.groups.values() for name in banks}
         assert held == {"host", *now}
         for name, rows in now.items():
             slot_id = name.split(".")[0]
-            bank = optimizer.groups[slot_id].banks[name]
+            bank = optimizer.groups[slot_id][name]
             for row in range(population):
                 state = [bank.bias[row], *(t[row] for ts in bank.state.values() for t in ts)]
                 if row not in rows:

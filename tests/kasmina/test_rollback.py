@@ -58,7 +58,7 @@ def poison_seed(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> No
 
 
 def poison_momentum(model: MorphogeneticModel, optimizer: PopulationOptimizer) -> None:
-    for tensor in optimizer.groups["host"].banks["host"].state["momentum"]:
+    for tensor in optimizer.groups["host"]["host"].state["momentum"]:
         tensor[ROW] = torch.nan
 
 

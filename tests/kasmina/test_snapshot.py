@@ -169,20 +169,15 @@ def test_crippled_rows_stay_crippled():
     assert not other.host.blocks[0].conv.crippled
 
 
-def test_a_view_saves_and_loads_weights():
+def test_a_view_saves_and_loads_its_row():
     model, _ = grown("mlp")
     view = NetworkRow(model, 2)
-    before = view.state_dict()
+    before = view.snapshot()
     x, _ = network_batch(model, 4)
     out = view(x)
-    zeros = {name: torch.zeros_like(t) for name, t in before.items()}
-    view.load_state_dict(zeros)
+    view.restore(replace(before, tensors={name: torch.zeros_like(t) for name, t in before.tensors.items()}))
     assert not torch.equal(view(x), out)
-    view.load_state_dict(before)
-    assert torch.equal(view(x), out)
-    snapshot = view.snapshot()
-    view.load_state_dict(zeros)
-    view.restore(snapshot)
+    view.restore(before)
     assert torch.equal(view(x), out)
 
 

@@ -16,7 +16,7 @@ from esper.tamiyo.features import (
     SLOT,
     SLOT_DIM,
     batch_obs_to_features,
-    describe,
+    first_columns,
     schema,
     stack_inputs,
 )
@@ -55,8 +55,21 @@ def played():
     return steps
 
 
+def described() -> str:
+    """docs/observations.md as the tables make it. After a change of them: `DOCS.write_text(described())`."""
+    lines = ["# Observations", "",
+             "Made from the table in `tamiyo/features.py`; a test keeps it current. A feature marked *bit* takes two columns:",
+             "its value, and whether it was measured.", ""]
+    for title, table in (("Of the whole network", BASE), ("Of each slot", SLOT)):
+        lines += [f"## {title}: {sum(f.width for f in table)} columns", "", "| column | name | meaning | |", "|---|---|---|---|"]
+        first = first_columns(table)
+        lines += [f"| {first[f.name]} | `{f.name}` | {f.meaning} | {'bit' if f.optional else ''} |" for f in table]
+        lines.append("")
+    return "\n".join(lines)
+
+
 def test_the_docs_are_current() -> None:
-    assert DOCS.read_text() == describe()
+    assert DOCS.read_text() == described()
 
 
 def test_names_are_unique_and_the_schema_follows_the_layout() -> None:

@@ -97,7 +97,7 @@ def test_an_empty_slot_has_its_own_trainable_embedding() -> None:
         features, _ = network(PolicyObservation(obs.base, obs.slots, blueprints), network.initial_hidden(1), no_reset(1, 1))
         context.append(features.context)
     assert not torch.allclose(*context)
-    context[0].sum().backward()
+    context[0][..., 0].sum().backward()  # of all channels the sum is constant: the context is a sum of layer norms
     gradient = network.blueprint_embedding.weight.grad
     assert gradient is not None
     assert gradient[13].abs().sum() > 0

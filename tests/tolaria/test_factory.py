@@ -1,4 +1,4 @@
-"""The model factory: a task's networks with the wanted slots, on the wanted device."""
+"""The model factory: a task's networks on the wanted device."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.kasmina import CNNHost, MorphogeneticModel
-from esper.leyline import EsperError, SlotIdError
+from esper.leyline import EsperError
 from esper.tolaria import create_model
 
 
@@ -37,21 +37,6 @@ def test_rows_come_from_their_seeds() -> None:
     a = create_model(TASK, "cpu", population=8, seeds=[5, *range(10, 17)])
     b = create_model(TASK, torch.device("cpu"), population=1, seeds=[5])
     assert all(torch.equal(p[0], q[0]) for p, q in zip(a.host.parameters(), b.host.parameters(), strict=True))
-
-
-def test_fewer_slots_in_the_order_that_counts() -> None:
-    model = create_model(TASK, "cpu", population=1, seeds=[0], slots=["r0c2", "r0c0"])
-    assert model.slot_config.slot_ids == ("r0c0", "r0c2")
-    assert len(TASK.slots) == 3
-
-
-@pytest.mark.parametrize(("slots", "message"), [
-    ([], "must be one or more ids, each once"), (["r0c0", "r0c0"], "each once"), ("r0c0", "must be one or more ids"),
-    (["r0c0", "r9c9"], r"slots \['r9c9'\] are unknown; allowed: r0c0, r0c1, r0c2"), (["nonsense"], "are unknown"),
-])
-def test_bad_slots(slots: Sequence[str], message: str) -> None:
-    with pytest.raises(SlotIdError, match=f"task 'small': .*{message}"):
-        create_model(TASK, "cpu", population=1, seeds=[0], slots=slots)
 
 
 def test_the_device_is_checked_before_anything_is_built() -> None:

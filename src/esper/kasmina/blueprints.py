@@ -17,9 +17,11 @@ from esper.leyline import BlueprintError, Topology, allowed
 class Blueprint(nn.Module):
     """Base of all seeds: `forward` gives δ, shaped like its input."""
 
-    def __init__(self, population: int, channels: int, *, image: bool) -> None:
+    image: bool
+
+    def __init__(self, population: int, channels: int) -> None:
         super().__init__()
-        self.gamma = Scale(population, channels, image=image)
+        self.gamma = Scale(population, channels, image=self.image)
 
     def body(self, x: Tensor, lanes: Lanes) -> Tensor:
         raise NotImplementedError
@@ -53,13 +55,11 @@ def build_blueprint(topology: Topology, name: str, population: int, channels: in
 
 
 class ImageSeed(Blueprint):
-    def __init__(self, population: int, channels: int) -> None:
-        super().__init__(population, channels, image=True)
+    image = True
 
 
 class FeatureSeed(Blueprint):
-    def __init__(self, population: int, channels: int) -> None:
-        super().__init__(population, channels, image=False)
+    image = False
 
 
 @register("noop", "cnn", "transformer", "mlp")
@@ -112,7 +112,8 @@ class SqueezeExcite(ImageSeed):
         return x * weights.sigmoid()
 
 
-class ConvSeed(ImageSeed):
+@register("conv_light", "cnn")
+class ConvLight(ImageSeed):
     kernel = 3
 
     def __init__(self, population: int, channels: int) -> None:
@@ -125,17 +126,12 @@ class ConvSeed(ImageSeed):
 
 
 @register("conv_small", "cnn")
-class ConvSmall(ConvSeed):
+class ConvSmall(ConvLight):
     kernel = 1
 
 
-@register("conv_light", "cnn")
-class ConvLight(ConvSeed):
-    kernel = 3
-
-
 @register("conv_heavy", "cnn")
-class ConvHeavy(ConvSeed):
+class ConvHeavy(ConvLight):
     def __init__(self, population: int, channels: int) -> None:
         super().__init__(population, channels)
         self.conv2 = Conv2d(population, channels, channels, 3)
@@ -174,7 +170,8 @@ class Bottleneck(ImageSeed):
         return self.norm(self.up(x, lanes), lanes)
 
 
-class LowRank(FeatureSeed):
+@register("lora", "transformer", "mlp")
+class Lora(FeatureSeed):
     rank = 8
 
     def __init__(self, population: int, channels: int) -> None:
@@ -186,17 +183,13 @@ class LowRank(FeatureSeed):
         return self.up(self.down(x, lanes), lanes)
 
 
-@register("lora", "transformer", "mlp")
-class Lora(LowRank):
-    rank = 8
-
-
 @register("lora_large", "transformer", "mlp")
-class LoraLarge(LowRank):
+class LoraLarge(Lora):
     rank = 32
 
 
-class Perceptron(FeatureSeed):
+@register("mlp", "transformer", "mlp")
+class MLP(FeatureSeed):
     expansion = 4
 
     def __init__(self, population: int, channels: int) -> None:
@@ -209,16 +202,12 @@ class Perceptron(FeatureSeed):
 
 
 @register("mlp_small", "transformer", "mlp")
-class MLPSmall(Perceptron):
+class MLPSmall(MLP):
     expansion = 2
 
 
-@register("mlp", "transformer", "mlp")
-class MLP(Perceptron):
-    expansion = 4
-
-
-class AttentionSeed(FeatureSeed):
+@register("attention", "transformer")
+class CausalAttention(FeatureSeed):
     heads = 4
     distance_bias = False
 
@@ -234,13 +223,8 @@ class AttentionSeed(FeatureSeed):
         return self.attention(x, lanes)
 
 
-@register("attention", "transformer")
-class CausalAttention(AttentionSeed):
-    distance_bias = False
-
-
 @register("flex_attention", "transformer")
-class DistanceAttention(AttentionSeed):
+class DistanceAttention(CausalAttention):
     """Causal attention whose scores fall with distance, at another rate in each head."""
 
     distance_bias = True

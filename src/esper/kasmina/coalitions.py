@@ -77,7 +77,7 @@ def evaluate_coalitions(model: MorphogeneticModel, x: Tensor, wanted: Mapping[in
     if shared_input:
         model.host.check_input(x if model.layout.image else x.unsqueeze(0), 1)
     else:
-        model.host.check_input(x)
+        model.host.check_input(x, model.population)
     with torch.no_grad():
         forest = _Forest(model, x, lanes, shared_input=shared_input)
         for index, slot_id in enumerate(model.slot_after):
@@ -130,8 +130,7 @@ class _Forest:
     def _lanes(self) -> Lanes:
         if self.fold:
             return Lanes(1, Mode.EVAL)
-        rows = [lane.row for lane in self.model.padded(self.lanes)]
-        return Lanes(len(rows), Mode.EVAL, None if rows == list(range(self.model.population)) else self._tensor(rows))
+        return self.model.lanes([lane.row for lane in self.model.padded(self.lanes)], Mode.EVAL)
 
     def segment(self, index: int) -> None:
         self.x = self.model.host.segment(index, self.x, self._lanes())

@@ -48,8 +48,8 @@ class Host(nn.Module):
     def spec(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def check_input(self, x: Tensor, networks: int | None = None) -> None:
-        """Input for all rows, or for so many networks."""
+    def check_input(self, x: Tensor, networks: int) -> None:
+        """Raise unless this is input for so many networks."""
         raise NotImplementedError
 
     def example_input(self, batch: int = 2) -> Tensor:
@@ -110,8 +110,8 @@ class CNNHost(Host):
             assert isinstance(block, ConvBlock)
             block.conv.set_centre_tap(row, only=only)
 
-    def check_input(self, x: Tensor, networks: int | None = None) -> None:
-        networks, smallest = self.population if networks is None else networks, 1 << self.pools
+    def check_input(self, x: Tensor, networks: int) -> None:
+        smallest = 1 << self.pools
         if x.dim() != 4 or x.shape[1] != networks * self.channels or min(x.shape[2:]) < smallest:
             wanted = f"[batch, {networks}·{self.channels}, height, width], height and width at least {smallest}"
             raise ShapeError(f"CNN host: input has shape {tuple(x.shape)}, wanted {wanted}")
@@ -174,8 +174,7 @@ class GPTHost(Host):
             x = block(x, lanes)
         return x
 
-    def check_input(self, x: Tensor, networks: int | None = None) -> None:
-        networks = self.population if networks is None else networks
+    def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
             raise ShapeError(f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]")
         # Rows lie side by side in one table: a token outside would read, and teach, another network's embedding. On another
@@ -212,8 +211,7 @@ class MLPHost(Host):
             return self.head(x, lanes)
         return F.relu(self.layers[index](x, lanes))
 
-    def check_input(self, x: Tensor, networks: int | None = None) -> None:
-        networks = self.population if networks is None else networks
+    def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] != self.inputs:
             raise ShapeError(f"MLP host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, {self.inputs}]")
 

@@ -59,10 +59,6 @@ def pick(parameter: Tensor, lanes: Lanes) -> Tensor:
 class PopulationLayer(nn.Module):
     """A leaf layer. Subclasses draw one row's initial values and build the plain torch layer of one row."""
 
-    def __init__(self, population: int) -> None:
-        super().__init__()
-        self.population = population
-
     def reset_row(self, row: int, generator: torch.Generator) -> None:
         raise NotImplementedError
 
@@ -72,11 +68,12 @@ class PopulationLayer(nn.Module):
     def row_changed(self) -> None:
         """Called after a row's tensors were written from outside."""
 
-    def _draw_uniform(self, parameter: Tensor, row: int, bound: float, generator: torch.Generator) -> None:
+    def _draw_uniform(self, row: int, bound: float, generator: torch.Generator) -> None:
         # Drawn on the CPU, so that a row's initial values do not depend on the device.
-        values = torch.empty(parameter.shape[1:], dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-        with torch.no_grad():
-            parameter[row] = values.to(parameter)
+        for parameter in self.parameters():
+            values = torch.empty(parameter.shape[1:], dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+            with torch.no_grad():
+                parameter[row] = values.to(parameter)
 
     def _draw_normal(self, parameter: Tensor, row: int, std: float, generator: torch.Generator) -> None:
         values = torch.empty(parameter.shape[1:], dtype=torch.float32).normal_(0.0, std, generator=generator)
@@ -116,16 +113,13 @@ class Conv2d(PopulationLayer):
     """Convolution with same padding: `[B, L·in, H, W]` → `[B, L·out, H, W]`."""
 
     def __init__(self, population: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = False) -> None:
-        super().__init__(population)
+        super().__init__()
         self.inputs, self.outputs, self.kernel, self.groups = inputs, outputs, kernel, groups
         self.weight = _parameter(population, outputs, inputs // groups, kernel, kernel)
         self.bias = _parameter(population, outputs) if bias else None
 
     def reset_row(self, row: int, generator: torch.Generator) -> None:
-        bound = 1 / math.sqrt(self.weight[row, 0].numel())
-        self._draw_uniform(self.weight, row, bound, generator)
-        if self.bias is not None:
-            self._draw_uniform(self.bias, row, bound, generator)
+        self._draw_uniform(row, 1 / math.sqrt(self.weight[row, 0].numel()), generator)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         bias = None if self.bias is None else pick(self.bias, lanes).flatten()
@@ -174,30 +168,41 @@ class CrippledConv2d(Conv2d):
         return layer
 
 
-class BatchNorm2d(PopulationLayer):
+class Norm(PopulationLayer):
+    """What all norms share: a gain and an offset per channel, 1 and 0 at birth."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
+
+    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+        self._fill(row, weight=1.0, bias=0.0)
+
+
+class BatchNorm2d(Norm):
     """Batch norm; each row has its own batch, so its own statistics."""
 
-    def __init__(self, population: int, channels: int, momentum: float = 0.1, eps: float = 1e-5) -> None:
-        super().__init__(population)
-        self.channels, self.momentum, self.eps = channels, momentum, eps
-        self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
         self.register_buffer("running_mean", torch.zeros(population, channels))
         self.register_buffer("running_var", torch.ones(population, channels))
         self.running_mean: Tensor
         self.running_var: Tensor
 
-    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
-        self._fill(row, weight=1.0, bias=0.0, running_mean=0.0, running_var=1.0)
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
+        super().reset_row(row, generator)
+        self._fill(row, running_mean=0.0, running_var=1.0)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
         if lanes.mode is Mode.SHADOW:
-            return F.batch_norm(x, None, None, weight, bias, True, self.momentum, self.eps)
+            return F.batch_norm(x, None, None, weight, bias, True)
         mean, var = pick(self.running_mean, lanes).flatten(), pick(self.running_var, lanes).flatten()
-        return F.batch_norm(x, mean, var, weight, bias, lanes.mode is Mode.TRAIN, self.momentum, self.eps)
+        return F.batch_norm(x, mean, var, weight, bias, lanes.mode is Mode.TRAIN)
 
     def plain(self, row: int) -> nn.Module:
-        return copy_row(nn.BatchNorm2d(self.channels, self.eps, self.momentum), self, row)
+        return copy_row(nn.BatchNorm2d(self.channels), self, row)
 
 
 def group_count(channels: int) -> int:
@@ -205,14 +210,10 @@ def group_count(channels: int) -> int:
     return next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16), 1)
 
 
-class GroupNorm(PopulationLayer):
-    def __init__(self, population: int, channels: int, eps: float = 1e-5) -> None:
-        super().__init__(population)
-        self.channels, self.groups, self.eps = channels, group_count(channels), eps
-        self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
-
-    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
-        self._fill(row, weight=1.0, bias=0.0)
+class GroupNorm(Norm):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.groups = group_count(channels)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
@@ -220,10 +221,10 @@ class GroupNorm(PopulationLayer):
             # The channels_last backward of torch 2.13 on CPU writes the input's gradient even when none is wanted, and
             # crashes the process. Ask for it, and let it go.
             x = x.detach().requires_grad_()
-        return F.group_norm(x, lanes.count * self.groups, weight, bias, self.eps)
+        return F.group_norm(x, lanes.count * self.groups, weight, bias)
 
     def plain(self, row: int) -> nn.Module:
-        return copy_row(nn.GroupNorm(self.groups, self.channels, self.eps), self, row)
+        return copy_row(nn.GroupNorm(self.groups, self.channels), self, row)
 
 
 def _lift(parameter: Tensor, x: Tensor) -> Tensor:
@@ -231,40 +232,29 @@ def _lift(parameter: Tensor, x: Tensor) -> Tensor:
     return parameter.view(parameter.shape[0], *(1,) * (x.dim() - 2), parameter.shape[1])
 
 
-class LayerNorm(PopulationLayer):
-    def __init__(self, population: int, features: int, eps: float = 1e-5) -> None:
-        super().__init__(population)
-        self.features, self.eps = features, eps
-        self.weight, self.bias = _parameter(population, features), _parameter(population, features)
-
-    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
-        self._fill(row, weight=1.0, bias=0.0)
-
+class LayerNorm(Norm):
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes), pick(self.bias, lanes)
         if lanes.count == 1:
-            return F.layer_norm(x, (self.features,), weight[0], bias[0], self.eps)
-        return torch.addcmul(_lift(bias, x), F.layer_norm(x, (self.features,), eps=self.eps), _lift(weight, x))
+            return F.layer_norm(x, (self.channels,), weight[0], bias[0])
+        return torch.addcmul(_lift(bias, x), F.layer_norm(x, (self.channels,)), _lift(weight, x))
 
     def plain(self, row: int) -> nn.Module:
-        return copy_row(nn.LayerNorm(self.features, self.eps), self, row)
+        return copy_row(nn.LayerNorm(self.channels), self, row)
 
 
 class Linear(PopulationLayer):
     """`[L, B, …, in]` → `[L, B, …, out]`."""
 
     def __init__(self, population: int, inputs: int, outputs: int, *, bias: bool = True, std: float | None = None) -> None:
-        super().__init__(population)
+        super().__init__()
         self.inputs, self.outputs, self.std = inputs, outputs, std
         self.weight = _parameter(population, outputs, inputs)
         self.bias = _parameter(population, outputs) if bias else None
 
     def reset_row(self, row: int, generator: torch.Generator) -> None:
-        bound = 1 / math.sqrt(self.inputs)
         if self.std is None:
-            self._draw_uniform(self.weight, row, bound, generator)
-            if self.bias is not None:
-                self._draw_uniform(self.bias, row, bound, generator)
+            self._draw_uniform(row, 1 / math.sqrt(self.inputs), generator)
         else:
             self._draw_normal(self.weight, row, self.std, generator)
             if self.bias is not None:
@@ -290,7 +280,7 @@ class Embedding(PopulationLayer):
     """`[L, B, T]` tokens → `[L, B, T, D]`; `attend` is the tied output projection back to the vocabulary."""
 
     def __init__(self, population: int, vocabulary: int, features: int, std: float = 0.02) -> None:
-        super().__init__(population)
+        super().__init__()
         self.vocabulary, self.features, self.std = vocabulary, features, std
         self.weight = _parameter(population, vocabulary, features)
 
@@ -324,7 +314,7 @@ class Scale(PopulationLayer):
     """γ: one factor per channel, 0 at birth, so that whatever it scales is born silent."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
-        super().__init__(population)
+        super().__init__()
         self.channels, self.image = channels, image
         self.weight = _parameter(population, channels)
 

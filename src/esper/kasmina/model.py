@@ -78,16 +78,6 @@ class GroupSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SeededLane:
-    """A seed that applies to the lane at `position`, which stands for `row`."""
-
-    position: int
-    row: int
-    seed: Seed
-    alpha: float
-
-
-@dataclass(frozen=True, slots=True)
 class Growth:
     """Seeds of one bank at one slot, applied to some lanes."""
 
@@ -196,15 +186,12 @@ class MorphogeneticModel(nn.Module):
                   tempo_epochs: int = 5, alpha_target: float = 1.0, seed_id: str | None = None) -> OpResult:
         """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of germination)."""
         slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
-        if init_seed is None:
-            init_seed = stream_seed(0, "germination", 0, row, number)
-        result = slot.germinate(row, blueprint_id, seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id,
-                                init_seed=init_seed, algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs,
-                                alpha_target=alpha_target)
+        result = slot.germinate(row, Seed(
+            seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id, blueprint_id=blueprint_id,
+            algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs, alpha_target=alpha_target,
+            init_seed=stream_seed(0, "germination", 0, row, number) if init_seed is None else init_seed))
         if result.done:
-            seed = slot.seeds[row]
-            assert seed is not None
-            seed.metrics.host_params = self.host_params
+            slot.seed(row).metrics.host_params = self.host_params
             self.germinations[row] += 1
         self.changed()
         return result
@@ -294,20 +281,20 @@ class MorphogeneticModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs `[P, B, …]` of all rows. Seeds in TRAINING take no part."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
 
     def forward_probed(self, x: Tensor, probe: Probe) -> Tensor:
         """Outputs `[P, B, …]` of all rows with batch statistics, as in training, but every parameter a constant and nothing
         recorded. At each slot `probe` sees the features before and after its seeds; what it returns goes on."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.SHADOW), probe=probe)
 
     def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None) -> Losses:
         """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation.
 
         A `probe` sees the features before and after each slot's blended seeds; what it returns goes on."""
-        self.host.check_input(x)
+        self.host.check_input(x, self.population)
         lanes = Lanes(self.population, Mode.TRAIN)
         incubating = self._incubating()
         taps: dict[str, Tensor] = {}
@@ -374,9 +361,7 @@ class MorphogeneticModel(nn.Module):
 
     def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
         """The TRAINING seeds of a slot at full alpha, on lanes 0 … n−1 that stand for `rows`."""
-        seeds = self.slot(slot_id).seeds
-        seeded = [SeededLane(lane, row, seed, 1.0) for lane, row in enumerate(rows) if (seed := seeds[row]) is not None]
-        return self._group(slot_id, seeded, rows)
+        return self.growth_at(slot_id, range(len(rows)), rows, alpha=1.0)
 
     def _shadow_losses(self, features: Mapping[str, Tensor], targets: Tensor, criterion: Criterion) -> Tensor:
         """The losses at the incubating seeds' own outputs. Their features go on through the frozen rest of their hosts, all in
@@ -417,13 +402,9 @@ class MorphogeneticModel(nn.Module):
             mine = self.padded(incubating[slot_id])
             real += range(len(rows), len(rows) + len(incubating[slot_id]))
             rows += mine
-            steps.append(ShadowStep(slot_id, growth, self._lanes(mine), self._incubator(slot_id, incubating[slot_id]),
-                                    self._lanes(rows)))
+            steps.append(ShadowStep(slot_id, growth, self.lanes(mine, Mode.SHADOW), self._incubator(slot_id, incubating[slot_id]),
+                                    self.lanes(rows, Mode.SHADOW)))
         return ShadowPlan(steps, torch.tensor(real, device=device))
-
-    def _lanes(self, rows: Sequence[int]) -> Lanes:
-        everyone = list(rows) == list(range(self.population))
-        return Lanes(len(rows), Mode.SHADOW, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device))
 
     def _is_blended(self, slot_id: str, row: int) -> bool:
         seed = self.slot(slot_id).seeds[row]
@@ -446,33 +427,35 @@ class MorphogeneticModel(nn.Module):
                           if (seeded := [row for row in rows if self._is_blended(slot_id, row)])}
         return self._plan
 
-    def growth_at(self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int]) -> list[Growth]:
-        """The blended seeds of one slot for the lanes at `positions`, among lanes that stand for `lane_rows`."""
-        seeds = self.slot(slot_id).seeds
-        seeded = [SeededLane(i, lane_rows[i], seed, seed.alpha.alpha) for i in positions
-                  if (seed := seeds[lane_rows[i]]) is not None]
-        return self._group(slot_id, seeded, lane_rows)
-
-    def _group(self, slot_id: str, seeded: Sequence[SeededLane], lane_rows: Sequence[int]) -> list[Growth]:
-        """Seeded lanes by bank, each list padded. `lane_rows`: the rows that the lanes stand for, padding not counted."""
-        anchor = self.slot(slot_id).anchor
+    def growth_at(self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int], *,
+                  alpha: float | None = None) -> list[Growth]:
+        """The seeds of one slot for the lanes at `positions`, by bank, each list padded; at their own alpha, or at that given.
+        `lane_rows`: the rows that all lanes stand for, padding not counted."""
+        slot = self.slot(slot_id)
+        anchor = slot.anchor
         growth = []
-        for bank in sorted({lane.seed.blueprint_id for lane in seeded}):
-            members = [lane for lane in seeded if lane.seed.blueprint_id == bank]
+        for bank in sorted({slot.seed(lane_rows[i]).blueprint_id for i in positions}):
+            members = [i for i in positions if slot.seed(lane_rows[i]).blueprint_id == bank]
             padded = self.padded(members)
-            rows = [lane.row for lane in padded]
+            rows = [lane_rows[i] for i in padded]
+            seeds = [slot.seed(row) for row in rows]
             # Padding lanes repeat the first lane, so where every lane has a seed of this bank nothing need be moved.
             everywhere = len(members) == len(lane_rows)
             growth.append(Growth(
                 bank=bank,
-                positions=None if everywhere else torch.tensor([lane.position for lane in padded], device=anchor.device),
-                lanes=Lanes(len(padded), Mode.TRAIN,
-                            None if rows == list(range(self.population)) else torch.tensor(rows, device=anchor.device)),
+                positions=None if everywhere else torch.tensor(padded, device=anchor.device),
+                lanes=self.lanes(rows, Mode.TRAIN),
                 count=len(members),
-                alpha=torch.tensor([lane.alpha for lane in padded], dtype=anchor.dtype, device=anchor.device),
-                multiply=_flags(padded, AlphaAlgorithm.MULTIPLY, anchor),
-                gate=_flags(padded, AlphaAlgorithm.GATE, anchor)))
+                alpha=torch.tensor([seed.alpha.alpha if alpha is None else alpha for seed in seeds], dtype=anchor.dtype,
+                                   device=anchor.device),
+                multiply=_flags(seeds, AlphaAlgorithm.MULTIPLY, anchor),
+                gate=_flags(seeds, AlphaAlgorithm.GATE, anchor)))
         return growth
+
+    def lanes(self, rows: list[int], mode: Mode) -> Lanes:
+        """Lanes that stand for `rows`, padding included."""
+        everyone = rows == list(range(self.population))
+        return Lanes(len(rows), mode, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device))
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
         """Fill up to a multiple of eight with the first item; a population of one needs no company."""
@@ -517,7 +500,7 @@ class _StraightThrough(torch.autograd.Function):
         return grad, layout.zero_after(taken, len(ctx.index), ctx.count), None, None, None
 
 
-def _flags(lanes: Sequence[SeededLane], wanted: AlphaAlgorithm, anchor: Tensor) -> Tensor | None:
-    flags = [lane.seed.algorithm is wanted for lane in lanes]
+def _flags(seeds: Sequence[Seed], wanted: AlphaAlgorithm, anchor: Tensor) -> Tensor | None:
+    flags = [seed.algorithm is wanted for seed in seeds]
     return torch.tensor(flags, device=anchor.device) if any(flags) else None
 

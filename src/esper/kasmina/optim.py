@@ -5,15 +5,14 @@ parameters is kept, a row that begins or ends starts from zero, and only rows th
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from esper.leyline import EsperError, StructureError
+from esper.leyline import EsperError, StructureError, check_number
 
 if TYPE_CHECKING:
     from esper.kasmina.model import MorphogeneticModel
@@ -41,9 +40,7 @@ class OptimizerConfig:
         if self.kind not in ("sgd", "adamw"):
             raise EsperError(f"optimizer kind {self.kind!r} is unknown; allowed: sgd, adamw")
         for name in ("host_lr", "seed_lr", "momentum", "beta2", "host_decay", "seed_decay", "clip", "eps"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise EsperError(f"optimizer: {name} is {value}, must be finite and 0 or more")
+            check_number("optimizer", name, getattr(self, name))
         for name in ("momentum", "beta2"):
             if getattr(self, name) >= 1:
                 raise EsperError(f"optimizer: {name} is {getattr(self, name)}, must be below 1")
@@ -69,13 +66,12 @@ class Bank:
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
 
-
-@dataclass(slots=True)
-class Group:
-    """What is clipped together: the host, or all banks of one slot."""
-
-    is_host: bool
-    banks: dict[str, Bank] = field(default_factory=dict)
+    def forget(self, rows: Tensor | int) -> None:
+        """Back to the state of a row that has never learned."""
+        self.bias[rows] = 0
+        for tensors in self.state.values():
+            for tensor in tensors:
+                tensor[rows] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,8 @@ class PopulationOptimizer:
         self.seed_decay = one_per_row * self.config.seed_decay
         self.clip = one_per_row * self.config.clip
         self.stats: GradientStats | None = None
-        self.groups: dict[str, Group] = {}
+        # What is clipped together: the banks of "host", and those of each slot.
+        self.groups: dict[str, dict[str, Bank]] = {}
         self._version = -1
         self.sync()
 
@@ -117,23 +114,19 @@ class PopulationOptimizer:
         """Take over the model's current groups: keep what survived, add what is new, drop what is gone."""
         if self._version == self.model.version:
             return
-        old = {name: bank for group in self.groups.values() for name, bank in group.banks.items()}
+        old = self._banks()
         self.groups = {}
         for spec in self.model.optimizer_groups():
-            group = self.groups.setdefault(spec.group, Group(spec.group == "host"))
             known = old.get(spec.name)
             if known is None or any(known.parameters[n] is not p for n, p in spec.parameters.items()):
                 known = self._new_bank(spec.parameters)
             births = torch.tensor(spec.births)
             reborn = births != known.births
             if reborn.any():
-                known.bias[reborn] = 0
-                for tensors in known.state.values():
-                    for tensor in tensors:
-                        tensor[reborn] = 0
+                known.forget(reborn)
             known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
             known.frozen = spec.frozen
-            group.banks[spec.name] = known
+            self.groups.setdefault(spec.group, {})[spec.name] = known
         self._version = self.model.version
 
     def _new_bank(self, parameters: dict[str, Tensor]) -> Bank:
@@ -143,21 +136,23 @@ class PopulationOptimizer:
         return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool), False,
                     self.host_lr.new_zeros(population, 2), state)
 
+    def _banks(self) -> dict[str, Bank]:
+        return {name: bank for banks in self.groups.values() for name, bank in banks.items()}
+
     # -- stepping ---------------------------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
-        for group in self.groups.values():
-            for bank in group.banks.values():
-                for parameter in bank.parameters.values():
-                    parameter.grad = None
+        for bank in self._banks().values():
+            for parameter in bank.parameters.values():
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Clip each group of each row, then move the rows that learn."""
         self.sync()
         host_norm, norm, vanishing, exploding = None, {}, {}, {}
-        for name, group in self.groups.items():
-            work = [(bank, grads) for bank in group.banks.values() if (grads := self._gradients(bank)) is not None]
+        for name, banks in self.groups.items():
+            work = [(bank, grads) for bank in banks.values() if (grads := self._gradients(bank)) is not None]
             if not work:
                 continue
             # One row of norms for each tensor, one column for each network.
@@ -165,7 +160,7 @@ class PopulationOptimizer:
             # Squares add up within a bank first: what other rows' banks add to a row's sum is exactly 0.
             squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
             total = torch.stack(squares).sum(0).sqrt()
-            if group.is_host:
+            if name == "host":
                 host_norm = total
             else:
                 norm[name] = total
@@ -173,7 +168,7 @@ class PopulationOptimizer:
             scale = (self.clip / (total + 1e-6)).clamp(max=1.0)
             for bank, grads in work:
                 torch._foreach_mul_(grads, _columns(scale, grads))
-                self._update(bank, grads, group.is_host)
+                self._update(bank, grads, is_host=name == "host")
         assert host_norm is not None, "step() needs a backward pass first"
         self.stats = GradientStats(host_norm, norm, vanishing, exploding)
 
@@ -194,7 +189,7 @@ class PopulationOptimizer:
         # be NaN.
         return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads] if bank.frozen else grads
 
-    def _update(self, bank: Bank, grads: list[Tensor], is_host: bool) -> None:
+    def _update(self, bank: Bank, grads: list[Tensor], *, is_host: bool) -> None:
         parameters = list(bank.parameters.values())
         learning = bank.learning
         lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)
@@ -223,8 +218,7 @@ class PopulationOptimizer:
     def param_groups(self) -> list[dict[str, list[Tensor]]]:
         """Every tensor that has a gradient, as a gradient scaler wants to see them."""
         self.sync()
-        return [{"params": [p for group in self.groups.values() for bank in group.banks.values()
-                            for p in bank.parameters.values()]}]
+        return [{"params": [p for bank in self._banks().values() for p in bank.parameters.values()]}]
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
@@ -232,39 +226,28 @@ class PopulationOptimizer:
         """Zero the row's momentum, as after a rollback."""
         self.model.check_row(row)
         self.sync()
-        for group in self.groups.values():
-            for bank in group.banks.values():
-                bank.bias[row] = 0
-                for tensors in bank.state.values():
-                    for tensor in tensors:
-                        tensor[row] = 0
+        for bank in self._banks().values():
+            bank.forget(row)
 
     def row_state(self, row: int) -> dict[str, Tensor]:
         """Copies of the row's state where it lives, by stable names."""
-        self.model.check_row(row)
-        self.sync()
-        out = {f"rates.{name}": getattr(self, name)[row].clone() for name in _RATES}
-        for name, bank in self._live_banks(row):
-            out[f"{name}.bias_correction"] = bank.bias[row].clone()
-            for moment, tensors in bank.state.items():
-                for parameter, tensor in zip(bank.parameters, tensors, strict=True):
-                    out[f"{name}.{parameter}.{moment}"] = tensor[row].clone()
-        return out
+        return {name: place[row].clone() for name, place in self._places(row).items()}
 
     def load_row_state(self, row: int, state: dict[str, Tensor]) -> None:
         """The inverse of `row_state`, strict."""
-        self.model.check_row(row)
+        load_row(self._places(row), state, row, what="optimizer state")
+
+    def _places(self, row: int) -> dict[str, Tensor]:
+        """Every `[P, …]` tensor in which the row has state, by stable names."""
+        live = self.model.live_banks(self.model.check_row(row))
         self.sync()
         places: dict[str, Tensor] = {f"rates.{name}": getattr(self, name) for name in _RATES}
-        for name, bank in self._live_banks(row):
-            places[f"{name}.bias_correction"] = bank.bias
-            for moment, tensors in bank.state.items():
-                places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
-        load_row(places, state, row, what="optimizer state")
-
-    def _live_banks(self, row: int) -> list[tuple[str, Bank]]:
-        live = self.model.live_banks(row)
-        return [(name, bank) for group in self.groups.values() for name, bank in group.banks.items() if name in live]
+        for name, bank in self._banks().items():
+            if name in live:
+                places[f"{name}.bias_correction"] = bank.bias
+                for moment, tensors in bank.state.items():
+                    places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
+        return places
 
 
 _RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")

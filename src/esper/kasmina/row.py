@@ -56,15 +56,6 @@ class NetworkRow:
     def total_params(self) -> int:
         return self.model.total_params(self.row)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of this row's tensors; `snapshot` holds the structure as well."""
-        return snapshot_row(self.model, self.row).tensors
-
-    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        """Weights for the structure that the row has now, strict."""
-        now = snapshot_row(self.model, self.row)
-        restore_row(self.model, RowSnapshot(now.seeds, now.germinations, tensors), self.row)
-
     def snapshot(self) -> RowSnapshot:
         return snapshot_row(self.model, self.row)
 

@@ -74,26 +74,23 @@ class SeedSlot(nn.Module):
 
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
-    def germinate(self, row: int, blueprint_id: str, *, seed_id: str, init_seed: int, algorithm: AlphaAlgorithm,
-                  ramp_curve: AlphaCurve, tempo_epochs: int, alpha_target: float) -> OpResult:
-        if not 0.0 < alpha_target <= 1.0:
-            raise EsperError(f"alpha target is {alpha_target}, must lie in (0, 1]")
-        if tempo_epochs < 1:
-            raise EsperError(f"tempo of {tempo_epochs} epochs, must be at least 1")
-        algorithm, ramp_curve = _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, ramp_curve)
-        if not 0 <= init_seed < 1 << 63:
-            raise EsperError(f"initial seed is {init_seed}, must lie in [0, 2⁶³)")
+    def germinate(self, row: int, seed: Seed) -> OpResult:
+        if not 0.0 < seed.alpha_target <= 1.0:
+            raise EsperError(f"alpha target is {seed.alpha_target}, must lie in (0, 1]")
+        if seed.tempo_epochs < 1:
+            raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be at least 1")
+        seed.algorithm, seed.ramp_curve = _member(AlphaAlgorithm, seed.algorithm), _member(AlphaCurve, seed.ramp_curve)
+        if not 0 <= seed.init_seed < 1 << 63:
+            raise EsperError(f"initial seed is {seed.init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
-        seed = Seed(seed_id=seed_id, blueprint_id=blueprint_id, algorithm=algorithm, ramp_curve=ramp_curve,
-                    tempo_epochs=tempo_epochs, alpha_target=alpha_target, init_seed=init_seed)
         gate = check_gate(GateLevel.G0, seed, self.gate_config, self.pacing)
         if not gate.passed:
             return OpResult(False, (), gate)
         # Whatever can fail fails here, before the slot or its banks change.
-        self._ensure_bank(blueprint_id)
-        self._write(row, blueprint_id, init_seed)
-        if algorithm is AlphaAlgorithm.GATE:
-            self._add_gate(row, init_seed)
+        self._ensure_bank(seed.blueprint_id)
+        self._write(row, seed.blueprint_id, seed.init_seed)
+        if seed.algorithm is AlphaAlgorithm.GATE:
+            self._add_gate(row, seed.init_seed)
         self.seeds[row] = seed
         seed.metrics.params = self.params(row)
         seed.enter(transition.to)
@@ -112,7 +109,7 @@ class SeedSlot(nn.Module):
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
         algorithm, curve = None if algorithm is None else _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, curve)
         transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
-        seed = self._seed(row)
+        seed = self.seed(row)
         seed.alpha.retarget(target, steps, curve, steepness)
         before = seed.stage
         if algorithm is not None and algorithm is not seed.algorithm:
@@ -134,7 +131,7 @@ class SeedSlot(nn.Module):
             raise EsperError(f"prune over {steps} epochs, must be 0 or more")
         curve = _member(AlphaCurve, curve)
         self._legal(row, LifecycleOp.PRUNE)
-        seed = self._seed(row)
+        seed = self.seed(row)
         if steps == 0 or not seed.is_blended:
             return self.prune(row)
         before = seed.stage
@@ -147,8 +144,8 @@ class SeedSlot(nn.Module):
     def prune(self, row: int, *, cause: PruneCause = PruneCause.POLICY) -> OpResult:
         """Remove the seed now; the slot rests before it can be germinated again."""
         transition = self._legal(row, LifecycleOp.PRUNE)
-        before = self._seed(row).stage
-        self._seed(row).prune_cause = cause
+        before = self.seed(row).stage
+        self.seed(row).prune_cause = cause
         self._enter(row, transition)
         return OpResult(True, (self._record(LifecycleKind.PRUNED, row, before),))
 
@@ -182,6 +179,12 @@ class SeedSlot(nn.Module):
 
     # -- what the outside reads -----------------------------------------------------------------------------------------
 
+    def seed(self, row: int) -> Seed:
+        """The row's seed, where there is one."""
+        seed = self.seeds[row]
+        assert seed is not None, "legality was checked first"
+        return seed
+
     def report(self, row: int) -> SeedStateReport | None:
         seed = self.seeds[row]
         if seed is None:
@@ -207,11 +210,6 @@ class SeedSlot(nn.Module):
 
     # -- inside ------------------------------------------------------------------------------------------------------------
 
-    def _seed(self, row: int) -> Seed:
-        seed = self.seeds[row]
-        assert seed is not None, "legality was checked first"
-        return seed
-
     def _stage(self, row: int) -> SeedStage:
         seed = self.seeds[row]
         return SeedStage.DORMANT if seed is None else seed.stage
@@ -225,7 +223,7 @@ class SeedSlot(nn.Module):
 
     def _check(self, row: int, transition: Transition) -> GateResult:
         assert transition.gate is not None
-        return check_gate(transition.gate, self._seed(row), self.gate_config, self.pacing)
+        return check_gate(transition.gate, self.seed(row), self.gate_config, self.pacing)
 
     def _can_pass(self, row: int, op: LifecycleOp) -> bool:
         transition = TRANSITIONS.get((self._stage(row), op))
@@ -241,7 +239,7 @@ class SeedSlot(nn.Module):
         return OpResult(True, (self._record(kind, row, before, gate),), gate)
 
     def _enter(self, row: int, transition: Transition) -> None:
-        seed = self._seed(row)
+        seed = self.seed(row)
         if transition.on_enter is OnEnter.START_RAMP:
             seed.alpha.retarget(seed.alpha_target, seed.tempo_epochs, seed.ramp_curve)
         elif transition.on_enter is OnEnter.PIN_ALPHA:
@@ -255,7 +253,7 @@ class SeedSlot(nn.Module):
             self._drop_idle_banks()
 
     def _clock(self, row: int) -> LifecycleRecord:
-        seed = self._seed(row)
+        seed = self.seed(row)
         before, transition = seed.stage, CLOCK[seed.stage]
         seed.enter(transition.to)
         record = self._record(LifecycleKind.STAGE_CHANGED, row, before)
@@ -264,7 +262,7 @@ class SeedSlot(nn.Module):
         return record
 
     def _record(self, kind: LifecycleKind, row: int, before: SeedStage, gate: GateResult | None = None) -> LifecycleRecord:
-        seed = self._seed(row)
+        seed = self.seed(row)
         return LifecycleRecord(
             kind=kind, row=row, slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id, stage_from=before,
             stage_to=seed.stage, alpha=seed.alpha.alpha, params=seed.metrics.params, epochs_total=seed.metrics.epochs_total,

@@ -260,18 +260,3 @@ def batch_obs_to_features(inputs: FeatureInputs, device: torch.device | str = "c
     return PolicyObservation(
         base=torch.from_numpy(_encode(BASE, inputs)).to(device), slots=torch.from_numpy(_encode(SLOT, inputs)).to(device),
         blueprints=torch.from_numpy(inputs.table["blueprint_index"].astype(np.int64)).to(device))
-
-
-def describe() -> str:
-    """docs/observations.md."""
-    lines = ["# Observations", "",
-             "Made from the table in `tamiyo/features.py`; a test keeps it current. A feature marked *bit* takes two columns:",
-             "its value, and whether it was measured.", ""]
-    for title, table in (("Of the whole network", BASE), ("Of each slot", SLOT)):
-        lines += [f"## {title}: {sum(f.width for f in table)} columns", "", "| column | name | meaning | |", "|---|---|---|---|"]
-        column = 0
-        for feature in table:
-            lines.append(f"| {column} | `{feature.name}` | {feature.meaning} | {'bit' if feature.optional else ''} |")
-            column += feature.width
-        lines.append("")
-    return "\n".join(lines)

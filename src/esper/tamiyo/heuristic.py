@@ -23,16 +23,15 @@ from esper.leyline import (
     OP_GERMINATE,
     OP_PRUNE,
     ActionMasks,
-    BlueprintError,
     EsperError,
     GerminationStyle,
     PolicyObservation,
     PolicyStep,
     TempoAction,
-    allowed,
     check_number,
 )
 from esper.tamiyo.features import BASE, SLOT, first_columns
+from esper.tamiyo.masks import blueprint_mask
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, Memoryless, as_step, waiting
 
 
@@ -72,10 +71,7 @@ class HeuristicConfig:
     """A holding seed that contributes so many points is made permanent; one that does not is pruned."""
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.blueprints if name not in BLUEPRINT_ID_TO_INDEX or name == "noop"]
-        if unknown or not self.blueprints:
-            offers = [name for name in BLUEPRINT_ID_TO_INDEX if name != "noop"]
-            raise BlueprintError(f"heuristic: blueprints are {self.blueprints}; {allowed(offers)}")
+        blueprint_mask(self.blueprints)
         for name in ("plateau_epochs", "max_seeds", "max_live"):
             check_number("heuristic", name, getattr(self, name), integer=True)
         for name in ("min_progress", "max_progress", "max_rank", "rank_step", "min_tap_ratio", "strong_tap_ratio",

@@ -190,6 +190,3 @@ class TamiyoNetwork(nn.Module):
 
     def denormalize(self, value: Tensor) -> Tensor:
         return value * self.value_scale + self.value_mean
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.architecture.items())

@@ -112,10 +112,8 @@ class TolariaGovernor:
                 return self._panic(PanicReason.COLLAPSE, loss, floor)
             limit = self._divergence_limit()
             if loss > limit:
-                self.consecutive += 1
-                if self.consecutive < self.config.panics:
-                    return None
-                return GovernorReport(reason=PanicReason.DIVERGENCE, loss=loss, limit=limit, consecutive=self.consecutive)
+                report = self._panic(PanicReason.DIVERGENCE, loss, limit)
+                return report if self.consecutive >= self.config.panics else None
         self._history.append(loss)
         self.consecutive = 0
         return None

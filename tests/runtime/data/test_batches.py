@@ -230,7 +230,7 @@ def test_foreign_position_names_the_field(field: str) -> None:
 def test_train_size_draws_nested_pools_per_env_and_episode() -> None:
     def pool(size: int, env: int, episode: int) -> set[int]:
         iterator = make(small_split(), [[env]], pad=0, flip=False)
-        iterator.begin_episode(episode, train_size=size)
+        iterator.begin_episode(episode, train_size=[size])
         numbers = sample_numbers(iterator, 3 * size)
         assert set(Counter(numbers).values()) == {3}
         return set(numbers)
@@ -408,10 +408,10 @@ def test_bad_groups(groups: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(("conditions", "message"), [
     ({"train_size": [0, 5]}, r"train_size \[0, 5\]; allowed: 1 to 43"),
-    ({"train_size": 44}, r"train_size \[44, 44\]; allowed: 1 to 43"),
-    ({"train_size": [5]}, r"train_size of shape \(1,\); allowed: one value, or one for each of 2 envs"),
+    ({"train_size": [44, None]}, r"train_size \[44, 43\]; allowed: 1 to 43"),
+    ({"train_size": [5]}, r"train_size \[5\], label_noise \[0.0, 0.0\]; allowed: one value for each of 2 envs"),
     ({"label_noise": [0.1, 1.5]}, r"label_noise \[0.1, 1.5\]; allowed: 0 to 1"),
-    ({"label_noise": float("nan")}, r"label_noise \[nan, nan\]; allowed: 0 to 1"),
+    ({"label_noise": [0.0, float("nan")]}, r"label_noise \[0.0, nan\]; allowed: 0 to 1"),
 ])
 def test_bad_conditions(conditions: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -422,7 +422,7 @@ def test_other_bad_input() -> None:
     with pytest.raises(DataError, match="images with 9 channels"):
         make(validation_split(synthetic_dataset((9, 2, 2), train=20, test=5), 0, 0), [[0]])
     with pytest.raises(DataError, match=r"label_noise \[0.5\] with text; allowed: 0"):
-        SharedBatchIterator(text_split(), [[0]], 4, steps_per_epoch=1, seed=0).begin_episode(0, label_noise=0.5)
+        SharedBatchIterator(text_split(), [[0]], 4, steps_per_epoch=1, seed=0).begin_episode(0, label_noise=[0.5])
     with pytest.raises(DataError, match="batch_size 0; allowed: ≥ 1"):
         EvalBatches(SMALL.test_x, SMALL.test_y, 0)
 

@@ -248,7 +248,7 @@ def test_throughput(hub: TelemetryHub) -> None:
 
 
 def test_reward_summary(hub: TelemetryHub) -> None:
-    components = RewardComponentsTelemetry((("objective", 0.5), ("shaping", -0.125)))
+    components = RewardComponentsTelemetry(objective=0.5, shaping=-0.125)
     emit_reward_summary(hub, 1, "cpu", components, components.total, epoch=2)
     data = only(hub).data
     assert data == {"components": {"objective": 0.5, "shaping": -0.125}, "total_reward": 0.375}

@@ -27,7 +27,7 @@ def check_nothing_leaks(env) -> None:
     """Banks hold live rows only, the optimizer holds the model's parameters only, dead rows are zero."""
     for group in env.groups:
         group.optimizer.sync()
-        held = {id(p) for g in group.optimizer.groups.values() for b in g.banks.values() for p in b.parameters.values()}
+        held = {id(p) for banks in group.optimizer.groups.values() for b in banks.values() for p in b.parameters.values()}
         assert held == {id(p) for p in group.model.parameters()}
         for slot in group.model.slots():
             for name, bank in slot.banks.items():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline.rng import stream_seed
@@ -194,32 +194,27 @@ class SharedBatchIterator:
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def begin_episode(self, episode: int, *, train_size: int | Sequence[int | None] | None = None,
-                      label_noise: ArrayLike | None = None) -> None:
+    def begin_episode(self, episode: int, *, train_size: Sequence[int | None] | None = None,
+                      label_noise: Sequence[float] | None = None) -> None:
         """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training samples it has (None:
         all), and which share of them carries a wrong label. A smaller pool is part of a larger one of the same env and
         episode."""
-        whole = len(self._split.train)
-        given = train_size if isinstance(train_size, Sequence) else [train_size] * len(self.envs)
-        sizes = self._per_env("train_size", [whole if size is None else size for size in given])
-        noise = self._per_env("label_noise", 0.0 if label_noise is None else label_noise)
-        if not ((sizes >= 1) & (sizes <= whole)).all():
-            raise DataError(f"train_size {sizes.tolist()}; allowed: 1 to {whole}")
-        if not ((noise >= 0) & (noise <= 1)).all():
-            raise DataError(f"label_noise {noise.tolist()}; allowed: 0 to 1")
-        if self._split.dataset.kind == "text" and noise.any():
-            raise DataError(f"label_noise {noise.tolist()} with text; allowed: 0")
+        whole, envs = len(self._split.train), len(self.envs)
+        sizes = [whole if size is None else size for size in ([None] * envs if train_size is None else train_size)]
+        noise = [0.0] * envs if label_noise is None else list(label_noise)
+        if len(sizes) != envs or len(noise) != envs:
+            raise DataError(f"train_size {sizes}, label_noise {noise}; allowed: one value for each of {envs} envs")
+        if not all(1 <= size <= whole for size in sizes):
+            raise DataError(f"train_size {sizes}; allowed: 1 to {whole}")
+        if not all(0 <= share <= 1 for share in noise):
+            raise DataError(f"label_noise {noise}; allowed: 0 to 1")
+        if self._split.dataset.kind == "text" and any(noise):
+            raise DataError(f"label_noise {noise} with text; allowed: 0")
         self._episode, self._step = episode, 0
-        self._sizes, self._noise = [int(s) for s in sizes], [float(n) for n in noise]
+        self._sizes, self._noise = sizes, noise
         self._streams = {env: self._stream(env, size, wrong)
                          for env, size, wrong in zip(self.envs, self._sizes, self._noise, strict=True)}
         self._epoch = -1
-
-    def _per_env(self, name: str, values: ArrayLike) -> NDArray:
-        array = np.asarray(values)
-        if array.ndim and array.shape != (len(self.envs),):
-            raise DataError(f"{name} of shape {array.shape}; allowed: one value, or one for each of {len(self.envs)} envs")
-        return np.broadcast_to(array, len(self.envs))
 
     def _stream(self, env: int, size: int, noise: float) -> EnvStream:
         pool, labels = self._split.train, self._labels

@@ -16,7 +16,7 @@ Term = Callable[[Step], float]
 
 def compute_reward(step: Step) -> RewardComponentsTelemetry:
     """One step's reward under the config's mode."""
-    return RewardComponentsTelemetry(tuple((name, term(step)) for name, term in MODES[step.config.mode].items()))
+    return RewardComponentsTelemetry({name: term(step) for name, term in MODES[step.config.mode].items()})
 
 
 # -- J and Φ ---------------------------------------------------------------------------------------------------------------

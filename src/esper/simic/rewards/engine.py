@@ -1,6 +1,7 @@
 """The reward of a run: one family and mode, one γ, and what each env remembers between steps."""
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from esper.leyline import (
@@ -58,14 +59,14 @@ class RewardEngine:
         every level whose changes were paid."""
         memory = self._memory(env_idx)
         discount = self.gamma if self.family is RewardFamily.CONTRIBUTION else LEVEL_DISCOUNT
-        back = [(name, -discount * level) for name, level in memory.levels.items()]
+        back = {name: -discount * level for name, level in memory.levels.items()}
         # Fossils outlive a rollback, and so do their drips; those that do not are dropped when they are missed.
         self._memories[env_idx] = EnvMemory(epoch=memory.epoch, drips=memory.drips)
-        return RewardComponentsTelemetry((("rollback", -self.objective.rollback_price), *back))
+        return RewardComponentsTelemetry(rollback=-self.objective.rollback_price, **back)
 
     def state(self) -> dict[str, Any]:
         """Plain values: the memories, and whose they are."""
-        return {"family": self.family.value, "mode": self.config.mode.value, "envs": [m.state() for m in self._memories]}
+        return {"family": self.family.value, "mode": self.config.mode.value, "envs": [asdict(m) for m in self._memories]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """The inverse of `state`, strict."""

@@ -15,11 +15,10 @@ def compute_loss_reward(step: Step) -> RewardComponentsTelemetry:
     """Every improvement of the loss is paid, every regression charged, size pays rent, and the committed network counts at
     the end."""
     prices, now = step.loss, step.after
-    return RewardComponentsTelemetry((
-        ("loss_improvement", step.change("loss_improvement", prices.improvement_weight * quality(now.loss), LEVEL_DISCOUNT)),
-        ("rent", -rent_per_epoch(step, prices.rent_weight, min_age=prices.grace_epochs)),
-        ("terminal", prices.terminal_weight * quality(now.committed_loss) if step.inputs.is_last else 0.0),
-    ))
+    return RewardComponentsTelemetry(
+        loss_improvement=step.change("loss_improvement", prices.improvement_weight * quality(now.loss), LEVEL_DISCOUNT),
+        rent=-rent_per_epoch(step, prices.rent_weight, min_age=prices.grace_epochs),
+        terminal=prices.terminal_weight * quality(now.committed_loss) if step.inputs.is_last else 0.0)
 
 
 def quality(loss: float) -> float:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -35,12 +35,9 @@ class EnvMemory:
     drips: dict[str, float] = field(default_factory=dict)
     """By fossil: what it pays per epoch for each unit of its bonus."""
 
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_state(cls, state: Any) -> EnvMemory:
-        """The inverse of `state`, strict."""
+        """The inverse of `asdict`, strict."""
         kinds = {f.name: type(getattr(cls(), f.name)) for f in fields(cls)}
         if not isinstance(state, dict) or {name: type(value) for name, value in state.items()} != kinds:
             raise StructureError(f"reward memory: {state!r}, must have the fields "

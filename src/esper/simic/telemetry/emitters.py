@@ -176,7 +176,7 @@ def emit_throughput(hub: TelemetryHub, env_id: int, device: str, batches_per_sec
 def emit_reward_summary(hub: TelemetryHub, env_id: int, device: str, reward_components: RewardComponentsTelemetry,
                         total_reward: float, *, epoch: int | None = None) -> None:
     """What one step's reward is made of."""
-    _emit(hub, TelemetryEventType.REWARD_SUMMARY, {"components": reward_components.as_dict(), "total_reward": total_reward},
+    _emit(hub, TelemetryEventType.REWARD_SUMMARY, {"components": dict(reward_components), "total_reward": total_reward},
           env_id=env_id, device=device, epoch=epoch)
 
 

@@ -112,7 +112,7 @@ def create_env_group(task: Task, env_ids: Sequence[int], *, population: int, dev
     `twins` successive envs share a world."""
     if not 1 <= len(env_ids) <= population:
         raise PopulationError(f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}")
-    model = create_model(task, device, population=population, seeds=[0] * population, slots=task.slots)
+    model = create_model(task, device, population=population, seeds=[0] * population)
     optimizer = task.build_optimizer(model)
     scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling)
     group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)

@@ -115,8 +115,8 @@ class Episode:
         self.segments[env][-1].append(len(self.potentials[env]))
         self.potentials[env].append(reference_potential(self.env.envs[env]))
         for choice, reward in paid.items():
-            assert reward.total == pytest.approx(math.fsum(amount for _, amount in reward), abs=1e-9)
-            self.rows[choice][env].append(reward.as_dict())
+            assert reward.total == pytest.approx(math.fsum(reward.values()), abs=1e-9)
+            self.rows[choice][env].append(dict(reward))
         return paid[self.main]
 
     def rollback(self, env: int) -> RewardComponentsTelemetry:
@@ -124,7 +124,7 @@ class Episode:
         if self.segments[env][-1]:
             self.segments[env].append([])
         for choice, rows in self.rows.items():
-            for name, amount in paid[choice] if rows[env] else ():
+            for name, amount in paid[choice].items() if rows[env] else ():
                 rows[env][-1][name] = rows[env][-1].get(name, 0.0) + amount
         return paid[self.main]
 
@@ -167,7 +167,7 @@ def test_components_travel_with_the_result(episode: Episode) -> None:
     for result in episode.results:
         for valid, reward, paid in zip(result.valid, result.rewards, result.components, strict=True):
             assert reward == (paid.total if valid else 0.0)
-            assert ("rollback" in paid.as_dict()) is not valid
+            assert ("rollback" in paid) is not valid
 
 
 def test_the_outcome_totals_what_was_paid(episode: Episode) -> None:
