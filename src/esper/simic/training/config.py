@@ -354,7 +354,8 @@ PRESETS: Mapping[str, Preset] = {
         "task": "digits_baseline", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
     "digits_impaired": Preset("grow, early and where images are still large", {
         "task": "digits_impaired", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
-    "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale"}),
+    "digits_scale": Preset("the same with five places to choose from", {
+        "task": "digits_scale", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
     "digits_shift": Preset("what is wrong with this network?", {
         "task": "digits_shift", "envs": 128, "rounds": 10, "teacher_rounds": 6, **_TAUGHT}),
     "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
