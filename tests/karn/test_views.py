@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,7 +12,6 @@ from esper.karn import Views
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, describe_views
 from esper.leyline import EVENTS, METRICS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType
-from esper.nissa import BlueprintAnalytics
 from esper.nissa.alerts import RULES, AlertEngine, event_parts
 
 from .conftest import Write
@@ -95,18 +93,24 @@ def test_shares_are_the_attributions(views: Views) -> None:
     assert None not in {row["blueprint"] for row in views.rows("SELECT blueprint FROM shares")}
 
 
-def test_blueprints_are_the_scoreboard(views: Views, run_path: Path) -> None:
-    board = BlueprintAnalytics()
-    for event in log(run_path):
-        if event["event_type"] == "seed_lifecycle":
-            board.observe(event["data"])
-    expected = [asdict(score) for score in board.scoreboard()]
-    assert expected
-    rows = views.rows("SELECT * FROM blueprints")
-    assert [row["blueprint_id"] for row in rows] == [score["blueprint_id"] for score in expected]
-    for row, score in zip(rows, expected, strict=True):
-        assert {name: row[name] for name in score if name != "blueprint_id"} == pytest.approx(
-            {name: value for name, value in score.items() if name != "blueprint_id"})
+def seed(kind: str, blueprint: str, *, contribution: float | None = None, params: int = 100, age: int = 5) -> tuple:
+    return "seed_lifecycle", {"kind": kind, "blueprint_id": blueprint, "params": params, "epochs_total": age,
+                              "contribution": contribution}
+
+
+def test_blueprints_against_hand_counts(write_run: Write) -> None:
+    path = write_run([
+        *[seed("germinated", "norm")] * 3, *[seed("germinated", "conv_light")] * 4, seed("germinated", "lora"),
+        seed("stage_changed", "conv_light"), seed("gate_refused", "conv_light"),
+        seed("fossilized", "conv_light", contribution=4.0, params=156, age=8),
+        seed("fossilized", "conv_light", contribution=2.0, params=144, age=10),
+        seed("fossilized", "conv_light", params=156, age=12), seed("pruned", "conv_light", contribution=-1.5),
+        seed("pruned", "norm"), ("alert", {"code": "pruned"})])
+    names, rows = open_run(path).query("SELECT * FROM blueprints")
+    assert names == ["blueprint_id", "germinated", "fossilized", "pruned", "survival", "mean_contribution",
+                     "mean_pruned_contribution", "mean_params", "mean_age"]
+    assert rows == [("conv_light", 4, 3, 1, 0.75, 3.0, -1.5, 152.0, 10.0), ("norm", 3, 0, 1, 0.0, None, None, None, None),
+                    ("lora", 1, 0, 0, None, None, None, None, None)]
 
 
 def round_events(i: int, reward: float | None, *, counts: dict[str, int], done: dict[str, int], germinated: int = 0,

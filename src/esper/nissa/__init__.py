@@ -4,7 +4,6 @@ from esper._lazy import lazy_exports
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "Alert": "esper.nissa.alerts",
     "AlertEngine": "esper.nissa.alerts",
-    "BlueprintAnalytics": "esper.nissa.analytics",
     "JsonlOutput": "esper.nissa.outputs",
     "MemoryOutput": "esper.nissa.outputs",
     "ParquetOutput": "esper.nissa.tables",
