@@ -12,10 +12,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType, allowed
+from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType
 from esper.leyline.metrics import ROUND, FieldKind, Metric
 from esper.nissa import RunDirectory, TelemetryError
-from esper.nissa.alerts import BASELINE_ROUNDS
+from esper.nissa.alerts import AlertEngine, event_parts
 from esper.nissa.tables import ARROW_TYPES, SCHEMAS
 
 _T, _K = TelemetryEventType, FieldKind
@@ -63,28 +63,9 @@ def _event_view(kind: TelemetryEventType, name: str) -> View:
     return View(name, EVENTS[kind].meaning, (*(field for field in context if field.name not in names), *payload))
 
 
-_OTHERS = "list_filter(map_entries({}), lambda e: e.key <> 'WAIT')"
-_SUM_OTHERS = f"coalesce(list_sum(list_transform({_OTHERS}, lambda e: e.value)), 0)"
 VIEWS: Mapping[str, View] = {view.name: view for view in (
     *(_event_view(kind, name) for kind, name in EVENT_VIEWS.items()),
-    View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND), f"""
-        WITH sampled AS (SELECT round_idx, list_sum(map_values(action_counts)) AS total,
-            nullif({_SUM_OTHERS.format("action_counts")}, 0) AS acted, {_SUM_OTHERS.format("action_successes")} AS done,
-            list_max(list_transform({_OTHERS.format("action_counts")}, lambda e: e.value)) AS top FROM actions),
-        seeds AS (SELECT round_idx, count(*) AS episodes, nullif(sum(germinated), 0) AS germinated,
-            sum(fossilized + pruned) AS ended FROM episodes GROUP BY round_idx),
-        panics AS (SELECT round_idx, count(*) AS n FROM rollbacks GROUP BY round_idx),
-        broken AS (SELECT round_idx, count(*) AS n FROM (SELECT round_idx, unnest(nonfinite_fields) AS field FROM rounds
-            UNION ALL SELECT round_idx, unnest(nonfinite_fields) FROM updates) WHERE field NOT LIKE '%.%' GROUP BY round_idx),
-        paid AS (SELECT round_idx, abs(avg_reward) AS size, count(*) OVER before AS n, max(abs(avg_reward)) OVER before AS largest
-            FROM rounds WHERE avg_reward IS NOT NULL
-            WINDOW before AS (ORDER BY seq ROWS BETWEEN {BASELINE_ROUNDS} PRECEDING AND 1 PRECEDING))
-        SELECT rounds.round_idx, 1 - coalesce(acted, 0) / nullif(total, 0) AS wait_share, top / acted AS top_op_share,
-            1 - done / acted AS failure_rate, coalesce(panics.n, 0) / episodes AS rollbacks_per_episode,
-            1 - ended / germinated AS unfinished_share,
-            CASE WHEN paid.n >= 1 THEN size / greatest(1, largest) END AS reward_jump, coalesce(broken.n, 0) AS nonfinite_metrics
-        FROM rounds LEFT JOIN sampled USING (round_idx) LEFT JOIN seeds USING (round_idx) LEFT JOIN panics USING (round_idx)
-            LEFT JOIN broken USING (round_idx) LEFT JOIN paid USING (round_idx) ORDER BY rounds.seq"""),
+    View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND)),
     View("slots", "Each seed after each step; a free slot has no row.", (
         _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, _text("stage", "Its stage."), _BLUEPRINT,
         Metric("alpha", "alpha", "How much of it is mixed in."),
@@ -139,11 +120,16 @@ class Views:
         """Recorded fields that the registry does not know; no view shows them."""
         self._unread = set(_NEEDED_BY)
         self._db = duckdb.connect(":memory:", config={"threads": 1, "python_enable_replacements": False})
-        events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
-        for event in run.events():
-            events[_kind(event, run)].append(event)
+        log = list(run.events())
+        events: dict[TelemetryEventType, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
+        for event in log:
+            try:
+                events[event_parts(event)[0]].append(event)
+            except TelemetryError as error:
+                raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: {error}") from error
         for kind, name in EVENT_VIEWS.items():
             self._db.register(name, SCHEMAS[name].empty_table() if kind in STEP_TABLES else self._event_table(kind, events[kind]))
+        self._db.register("health", _health(log))
         for view in VIEWS.values():
             if view.query:
                 self._db.execute(f"CREATE VIEW {view.name} AS {view.query}")
@@ -175,12 +161,15 @@ class Views:
         return pa.table(context | _columns(owner, fields, payloads))
 
 
-def _kind(event: Mapping[str, Any], run: RunDirectory) -> str:
-    kind: Any = event.get("event_type")
-    if kind not in EVENT_VIEWS or not isinstance(event.get("data"), dict):
-        raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: event type {kind!r} with data {event.get('data')!r:.80}; "
-                             f"{allowed(EVENT_VIEWS)}, each with an object as data")
-    return str(kind)
+def _health(log: Sequence[dict[str, Any]]) -> pa.Table:
+    """The figures of each round, as the alert rules come to them."""
+    engine, rounds = AlertEngine(), []
+    for event in log:
+        kind, data, nonfinite = event_parts(event)
+        engine.observe(kind, data, nonfinite)
+        if kind is _T.BATCH_COMPLETED:
+            rounds.append({"round_idx": data.get("round_idx"), **engine.round})
+    return pa.table(_columns("health", VIEWS["health"].columns, rounds))
 
 
 def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
