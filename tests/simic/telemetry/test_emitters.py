@@ -197,12 +197,12 @@ def test_grad_norm() -> None:
     assert compute_grad_norm_surrogate(model) == pytest.approx(math.sqrt(12) * 1e30, rel=1e-6)
 
 
-def layer(zero: float = 0.0, nan: int = 0, inf: int = 0) -> LayerGradientStats:
-    return LayerGradientStats("x", 10, 1.0, 0.0, 1.0, -1.0, 1.0, zero, nan, inf)
+def layer(zero: float = 0.0, nonfinite: int = 0) -> LayerGradientStats:
+    return LayerGradientStats("x", zero, nonfinite)
 
 
 def test_layer_health() -> None:
-    stats = [layer(), layer(zero=0.95), layer(zero=0.9), layer(nan=1), layer(inf=3)]
+    stats = [layer(), layer(zero=0.95), layer(zero=0.9), layer(nonfinite=1), layer(nonfinite=3)]
     assert aggregate_layer_gradient_health(stats) == {"layer_health": 2 / 5, "dead_layers": 1, "nonfinite_layers": 2}
     assert aggregate_layer_gradient_health([])["layer_health"] == 1.0
 

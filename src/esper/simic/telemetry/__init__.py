@@ -7,8 +7,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "GrowthProbe": "esper.simic.telemetry.growth_sensors",
     "GrowthSensors": "esper.simic.telemetry.growth_sensors",
     "LayerGradientStats": "esper.simic.telemetry.debug_telemetry",
-    "SeedGradients": "esper.simic.telemetry.gradient_collector",
-    "StabilityReport": "esper.simic.telemetry.debug_telemetry",
     "TelemetryConfig": "esper.simic.telemetry.telemetry_config",
     "TelemetryLevel": "esper.simic.telemetry.telemetry_config",
     "check_numerical_stability": "esper.simic.telemetry.debug_telemetry",
@@ -16,5 +14,4 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "collect_per_layer_gradients": "esper.simic.telemetry.gradient_collector",
     "collect_seed_gradients_async": "esper.simic.telemetry.gradient_collector",
     "collect_seed_gradients_only_async": "esper.simic.telemetry.gradient_collector",
-    "measure_growth": "esper.simic.telemetry.growth_sensors",
 })

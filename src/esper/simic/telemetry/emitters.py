@@ -31,7 +31,7 @@ from esper.leyline import (
     TelemetryEventType,
     allowed,
 )
-from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from esper.simic.rewards import RewardComponentsTelemetry
 
 DEAD_SHARE = 0.9
-"""A layer is dead if more of its gradient than this is zero, and explodes if more than this is large."""
+"""A layer is dead if more of its gradient than this is zero."""
 RUN_STATUS = ("finished", "stopped", "failed")
 _CHOICES: Mapping[str, Sequence[str | int | float]] = {
     "blueprint": BLUEPRINT_IDS, "style": [style.name for style in GerminationStyle], "tempo": TEMPO_EPOCHS,
@@ -130,13 +130,13 @@ def compute_grad_norm_surrogate(model: nn.Module) -> float:
 
 def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
     """How many layers have a gradient that is dead or not finite, and the share that has neither."""
-    bad = [(s.zero_fraction > DEAD_SHARE, s.nan_count + s.inf_count > 0) for s in layer_stats]
+    bad = [(s.zero_fraction > DEAD_SHARE, s.nonfinite_count > 0) for s in layer_stats]
     return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
             "dead_layers": sum(dead for dead, _ in bad), "nonfinite_layers": sum(nonfinite for _, nonfinite in bad)}
 
 
 def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
-                          telemetry_level: TelemetryLevel, *, stability: StabilityReport | None = None,
+                          telemetry_level: TelemetryLevel, *, nonfinite: list[str] | None = None,
                           clipped_grad_norm: float | None = None) -> None:
     """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a step was skipped
     what was not finite."""
@@ -146,9 +146,8 @@ def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, laye
         data |= aggregate_layer_gradient_health(layer_stats)
     if clipped_grad_norm is not None:
         data["clipped_grad_norm"] = clipped_grad_norm
-    if stability is not None:
-        data["nonfinite"] = sorted({*stability.nan_parameters, *stability.inf_parameters, *stability.nan_gradients,
-                                    *stability.inf_gradients})
+    if nonfinite is not None:
+        data["nonfinite"] = nonfinite
     _emit(hub, TelemetryEventType.PPO_UPDATE, data)
 
 

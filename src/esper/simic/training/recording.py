@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
-from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.emitters import (
     compute_grad_norm_surrogate,
     emit_action_distribution,
@@ -58,7 +58,7 @@ class RunRecorder:
 
     def __init__(self, hub: TelemetryHub, config: TrainingConfig, *,
                  collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
-                 check_numerical_stability: Callable[[nn.Module, Tensor], StabilityReport]) -> None:
+                 check_numerical_stability: Callable[[nn.Module], list[str]]) -> None:
         self.hub, self.config = hub, config
         self.detector = AnomalyDetector()
         self._collect_gradients, self._check_stability = collect_per_layer_gradients, check_numerical_stability
@@ -165,8 +165,8 @@ class RunRecorder:
         """An update; at level debug with the health of the policy's layers, and after a skipped step with what was not finite."""
         network, closely = agent.policy.network, self.level >= TelemetryLevel.DEBUG
         layers = self._collect_gradients(network) if closely else None
-        stability = self._check_stability(network, torch.tensor(metrics.policy_loss)) if metrics.skipped_steps else None
-        emit_ppo_update_event(self.hub, metrics, layers, self.level, stability=stability,
+        nonfinite = self._check_stability(network) if metrics.skipped_steps else None
+        emit_ppo_update_event(self.hub, metrics, layers, self.level, nonfinite=nonfinite,
                               clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None)
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
@@ -186,8 +186,12 @@ class RunRecorder:
 
 def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
     """The last step's gradient of each learning seed over its host's, by env and slot."""
-    measured = [collect_seed_gradients_async(group.optimizer) for group in env.groups]
-    by_group = bring_home([dual.ratio for dual in measured])
-    return {member.env_idx: {slot: ratio[member.row] for slot, ratio in zip(dual.seeds.slots, ratios, strict=True)
-                             if ratio[member.row] > 0}
-            for group, dual, ratios in zip(env.groups, measured, by_group, strict=True) for member in group.envs}
+    measured = [(group, slot, ratio) for group in env.groups
+                for slot, ratio in collect_seed_gradients_async(group.optimizer).items()]
+    found: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
+    home = bring_home([ratio for _, _, ratio in measured]) if measured else []
+    for (group, slot, _), ratios in zip(measured, home, strict=True):
+        for member in group.envs:
+            if ratios[member.row] > 0:
+                found[member.env_idx][slot] = ratios[member.row]
+    return found
