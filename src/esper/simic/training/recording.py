@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage
+from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage, TelemetryEventType
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
@@ -24,14 +24,12 @@ from esper.simic.telemetry.emitters import (
     emit_attribution,
     emit_batch_completed,
     emit_cf_unavailable,
-    emit_checkpoint,
     emit_episode_outcome,
+    emit_event,
     emit_last_action,
     emit_mask_hit_rates,
     emit_ppo_update_event,
     emit_reward_summary,
-    emit_run_ended,
-    emit_run_started,
     emit_throughput,
 )
 from esper.simic.telemetry.gradient_collector import collect_seed_gradients_async
@@ -81,16 +79,18 @@ class RunRecorder:
     def begin_run(self, env: VectorEnv) -> None:
         config, rules = self.config, env.rules
         family = config.reward_family.value
-        emit_run_started(self.hub, task=config.task, policy=config.policy, seed=config.seed, rounds=config.rounds,
-                         reward_mode=config.reward.mode.value if family == "contribution" else family, envs=config.envs,
-                         episode_length=rules.max_epochs, slots=rules.slot_config.slot_ids,
-                         host_params=env.groups[0].model.host_params)
+        emit_event(self.hub, TelemetryEventType.RUN_STARTED, {
+            "task": config.task, "policy": config.policy,
+            "reward_mode": config.reward.mode.value if family == "contribution" else family, "seed": config.seed,
+            "rounds": config.rounds, "envs": config.envs, "episode_length": rules.max_epochs,
+            "slots": list(rules.slot_config.slot_ids), "host_params": env.groups[0].model.host_params})
 
     def end_run(self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None) -> None:
         rounds = len(progress.history)
-        emit_run_ended(self.hub, status, rounds_completed=rounds, episodes_completed=rounds * self.config.envs,
-                       env_steps=rounds * self.config.envs * max_epochs, seconds=time.perf_counter() - self._began,
-                       message=message)
+        emit_event(self.hub, TelemetryEventType.RUN_ENDED, {
+            "status": status, "message": message, "rounds_completed": rounds,
+            "episodes_completed": rounds * self.config.envs, "env_steps": rounds * self.config.envs * max_epochs,
+            "seconds": time.perf_counter() - self._began})
         self.hub.flush()
 
     def begin_round(self, round_idx: int) -> None:
@@ -170,7 +170,9 @@ class RunRecorder:
                               clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None)
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
-        emit_checkpoint(self.hub, name, finished_rounds=progress.round_idx, finished_epochs=progress.epoch, best=best)
+        """A checkpoint that holds `next_seq` as its `seq` was saved; to be called at once, before anything else is emitted."""
+        emit_event(self.hub, TelemetryEventType.CHECKPOINT, {
+            "path": name, "finished_rounds": progress.round_idx, "finished_epochs": progress.epoch, "best": best})
         self.hub.flush()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
