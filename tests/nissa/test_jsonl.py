@@ -133,7 +133,7 @@ def test_values_the_log_cannot_hold(log: Path, data: dict[str, Any], message: st
         hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, data=data))
     with pytest.raises(TelemetryError, match="expected event 1, got 2"):
         hub.emit(event())
-    hub.close()
+    output.close()
     assert [line["seq"] for line in read_events(log)] == [0]
 
 
@@ -144,7 +144,7 @@ def test_step_events_enter_the_log_only_at_debug(log: Path, tmp_path: Path) -> N
 
 
 def test_a_hundred_thousand_lines_without_a_gap(log: Path) -> None:
-    with TelemetryHub([JsonlOutput(log)]) as hub:
+    with TelemetryHub().attached(JsonlOutput(log)) as hub:
         for i in range(100_000):
             hub.emit(event(i=i))
     for i, line in enumerate(read_events(log)):
@@ -155,7 +155,7 @@ def test_a_hundred_thousand_lines_without_a_gap(log: Path) -> None:
 def test_flush_reaches_the_file_and_then_the_disk(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
-    with TelemetryHub([JsonlOutput(log)]) as hub:
+    with TelemetryHub().attached(JsonlOutput(log)) as hub:
         hub.emit(event())
         hub.flush()
         assert len(list(read_events(log))) == 1
@@ -279,12 +279,13 @@ def test_a_gap_is_refused(log: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_heard() -> None:
-    hub = TelemetryHub([JsonlOutput("/dev/full")])
+    output = JsonlOutput("/dev/full")
+    hub = TelemetryHub([output])
     hub.emit(event())
     with pytest.raises(TelemetryError, match=r"flush failed: JsonlOutput\('/dev/full'\): OSError.*No space left"):
         hub.flush()
     with pytest.raises(TelemetryError, match=r"event 1 .*No space left"):
         hub.emit(event(text="x" * 100_000))
-    with pytest.raises(TelemetryError, match="close failed"):
-        hub.close()
-    hub.close()
+    with pytest.raises(OSError, match="No space left"):
+        output.close()
+    output.close()

@@ -5,7 +5,6 @@ __getattr__, __dir__, __all__ = lazy_exports(__name__, {
     "Alert": "esper.nissa.alerts",
     "AlertEngine": "esper.nissa.alerts",
     "JsonlOutput": "esper.nissa.outputs",
-    "MemoryOutput": "esper.nissa.outputs",
     "ParquetOutput": "esper.nissa.tables",
     "RunDirectory": "esper.nissa.rundir",
     "TelemetryError": "esper.nissa.hub",

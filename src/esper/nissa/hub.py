@@ -49,7 +49,6 @@ class TelemetryHub:
         self.level = level
         self.next_seq = 0
         self.round_idx: int | None = None
-        self._closed = False
         self._outputs: list[OutputBackend] = []
         self._step_outputs: list[OutputBackend] = []
         for output in outputs:
@@ -57,7 +56,6 @@ class TelemetryHub:
 
     def add_output(self, output: OutputBackend) -> None:
         """Add an output behind the others; it sees only what comes after."""
-        self._check_open("add an output")
         self._outputs.append(output)
         if getattr(output, "wants_step_events", False):
             self._step_outputs.append(output)
@@ -78,7 +76,6 @@ class TelemetryHub:
 
     def emit(self, event: TelemetryEvent) -> None:
         """Record an event. If an output fails, the others still get it, then TelemetryError names the failed one."""
-        self._check_open("emit")
         seq, kind = self.next_seq, event.event_type
         if self.level >= LOG_LEVEL[kind]:
             outputs = self._outputs
@@ -93,24 +90,7 @@ class TelemetryHub:
 
     def flush(self) -> None:
         """Put everything emitted so far where a kill cannot take it away."""
-        self._check_open("flush")
         _each(self._outputs, lambda output: output.flush(), "flush failed")
-
-    def close(self) -> None:
-        """Close every output, even if one fails. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            _each(self._outputs, lambda output: output.close(), "close failed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _check_open(self, wish: str) -> None:
-        if self._closed:
-            raise TelemetryError(f"cannot {wish}: the hub is closed; make a new TelemetryHub")
 
 
 def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None], failure: str) -> None:

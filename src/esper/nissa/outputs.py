@@ -1,4 +1,4 @@
-"""Where events go: the run's JSONL log, its reader, and a list for tests. Outputs copy events; they never alter them.
+"""Where events go: the run's JSONL log, and its reader. Outputs copy events; they never alter them.
 
 A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
 process killed at any moment leaves a valid log plus at most one incomplete last line.
@@ -24,21 +24,6 @@ from esper.nissa.hub import TelemetryError
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(TelemetryEvent) if field.name != "data")
 _LINE_START = b'{"seq":'
-
-
-class MemoryOutput:
-    """Keeps (seq, event) pairs in order."""
-
-    def __init__(self, *, wants_step_events: bool = False) -> None:
-        self.wants_step_events = wants_step_events
-        self.events: list[tuple[int, TelemetryEvent]] = []
-
-    def emit(self, seq: int, event: TelemetryEvent) -> None:
-        self.events.append((seq, event))
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonlOutput:

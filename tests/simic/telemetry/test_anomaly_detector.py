@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from esper.leyline import TelemetryEvent, TelemetryEventType
-from esper.nissa import JsonlOutput, MemoryOutput, TelemetryHub, evaluate, read_events
+from esper.nissa import JsonlOutput, TelemetryHub, evaluate, read_events
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry import AnomalyDetector, AnomalyReport, TelemetryConfig, TelemetryLevel
+from memory_output import MemoryOutput
 
 
 def play(hub: TelemetryHub, detector: AnomalyDetector, first: int, ratios: list[float]) -> list[AnomalyReport]:

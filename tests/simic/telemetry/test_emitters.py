@@ -27,7 +27,7 @@ from esper.leyline import (
     TelemetryEventType,
 )
 from esper.leyline.metrics import FieldKind
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import ActionOutcome, ActionSpec
@@ -52,6 +52,7 @@ from esper.simic.telemetry.emitters import (
     emit_with_env_context,
 )
 from esper.tolaria.governor import Veto
+from memory_output import MemoryOutput
 
 CHECKS = {
     FieldKind.FLOAT: lambda v: type(v) in (float, int), FieldKind.INT: lambda v: type(v) is int,
