@@ -5,13 +5,13 @@ process killed at any moment leaves a valid log plus at most one incomplete last
 """
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import math
 import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ import orjson
 from esper.leyline import TelemetryEvent, TelemetryEventType
 from esper.nissa.hub import TelemetryError
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(TelemetryEvent) if field.name != "data")
+_FIELDS = tuple(field.name for field in fields(TelemetryEvent) if field.name != "data")
 _LINE_START = b'{"seq":'
 
 
@@ -153,10 +153,6 @@ def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
         return _plain(value.value, path, nonfinite)
     if isinstance(value, np.generic | np.ndarray):
         return _plain(value.tolist(), path, nonfinite)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name), f"{path}.{f.name}", nonfinite) for f in dataclasses.fields(value)}
-    if isinstance(value, set | frozenset):  # sorted, or the same run would write different logs; members share the set's path
-        return sorted((_plain(item, path, nonfinite) for item in value), key=lambda item: (type(item).__name__, item))
     # Tensors end here on purpose: converting one would make the recorder wait for the device.
     raise TypeError(f"{path} is a {kind.__name__}, which the event log cannot hold; pass numbers, strings, enums, "
-                    "dataclasses, mappings, lists, tuples, sets or numpy values")
+                    "mappings, lists, tuples or numpy values")
