@@ -182,11 +182,3 @@ def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any
                 _columns(owner, [column], rows)
         raise TelemetryError(f"{owner}: {columns[0].name} holds {columns[0].kind.value}: {error}") from error
     return {column.name: array for column, array in zip(columns, arrays, strict=True)}
-
-
-def describe_views() -> str:
-    """The part of docs/telemetry.md about SQL: every view, and the columns that no event has."""
-    events = {name: kind.value for kind, name in EVENT_VIEWS.items()}
-    rows = [f"| `{view.name}` | {view.meaning} | " + (f"those of `{events[view.name]}`" if view.name in events else ", ".join(
-        f"`{column.name}`" for column in view.columns)) + " |" for view in VIEWS.values()]
-    return "\n".join(["| view | what a row is about | columns |", "|---|---|---|", *rows, ""])

@@ -59,7 +59,7 @@ from esper.leyline.lifecycle import (
     Pacing,
     PruneCause,
 )
-from esper.leyline.metrics import EVENTS, METRICS, PHASES, describe_metrics
+from esper.leyline.metrics import EVENTS, METRICS, PHASES
 from esper.leyline.outcomes import EpisodeOutcome, ObjectiveConfig, objective
 from esper.leyline.protocols import ActionMasks, GovernorReport, PanicReason, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.leyline.reports import REPORT_DTYPE, ReportArray, SeedMetrics, SeedStateReport, TrainingSignals, stack_reports

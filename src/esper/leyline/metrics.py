@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.telemetry import STEP_TABLES, TelemetryEventType
+from esper.leyline.telemetry import TelemetryEventType
 
 PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
 """Parts of a round whose time is measured."""
@@ -278,23 +278,3 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {f"{kind.value}.{field.name}": field for kind, spec in EVENTS.items() for field in spec.fields}
     | {f"round.{field.name}": field for field in ROUND})
 """By full name: the event type, a point, the field."""
-
-
-def describe_metrics() -> str:
-    """The part of docs/telemetry.md about events."""
-    lines: list[str] = []
-    for kind, spec in EVENTS.items():
-        table = f" Table `{STEP_TABLES[kind]}`." if kind in STEP_TABLES else ""
-        lines += [f"### `{kind.value}`", "", spec.meaning + table, "", *_table(spec.fields)]
-    return "\n".join([*lines, "### Derived per round", "", "Not recorded; read from the events of a round by the alert rules.",
-                      "", *_table(ROUND)])
-
-
-def _table(fields: tuple[Metric, ...]) -> list[str]:
-    rows = [f"| `{f.name}` | {f.kind.value} | {f.unit} | {f.better} | {_range(f)} | {f.meaning} |" for f in fields]
-    return ["| field | kind | unit | better | sound | meaning |", "|---|---|---|---|---|---|", *rows, ""]
-
-
-def _range(field: Metric) -> str:
-    low = "" if field.low is None else f"≥ {field.low:g}"
-    return low if field.high is None else f"{low} ≤ {field.high:g}".strip()

@@ -191,10 +191,3 @@ def evaluate(events: Iterable[TelemetryEvent | Mapping[str, Any]]) -> list[Alert
     """All alerts of a log or of a list of events; recorded alert events are passed over."""
     engine = AlertEngine()
     return [alert for event in events for alert in engine.observe(*event_parts(event))]
-
-
-def describe_alerts() -> str:
-    """The part of docs/telemetry.md about alerts."""
-    rows = [f"| `{r.code}` | `{r.metric}` {'>' if METRICS[r.metric].high is not None else '<'} {r.limit:g} | {r.streak} "
-            f"| {r.severity.value} | {r.sentence} |" for r in RULES]
-    return "\n".join(["| code | fault | times in a row | severity | meaning |", "|---|---|---|---|---|", *rows, ""])
