@@ -13,12 +13,12 @@ import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType
-from esper.leyline.metrics import ROUND, FieldKind, Metric
+from esper.leyline.metrics import CONTEXT, ROUND, FieldKind, Metric, integer, text
 from esper.nissa import RunDirectory, TelemetryError
 from esper.nissa.alerts import AlertEngine, event_parts
 from esper.nissa.tables import ARROW_TYPES, SCHEMAS
 
-_T, _K = TelemetryEventType, FieldKind
+_T = TelemetryEventType
 EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
     _T.RUN_STARTED: "starts", _T.RUN_ENDED: "ends", _T.BATCH_COMPLETED: "rounds", _T.PPO_UPDATE: "updates",
     _T.ACTION_DISTRIBUTION: "actions", _T.MASK_HIT_RATES: "masks", _T.SEED_LIFECYCLE: "lifecycle",
@@ -28,22 +28,9 @@ EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
 _STAGES = "CASE stage " + " ".join(f"WHEN {stage.value} THEN '{stage.name}'" for stage in SeedStage) + " END"
 
 
-def _int(name: str, meaning: str, unit: str = "") -> Metric:
-    return Metric(name, unit, meaning, _K.INT)
-
-
-def _text(name: str, meaning: str) -> Metric:
-    return Metric(name, "", meaning, _K.TEXT)
-
-
-_ROUND_IDX, _ENV_ID = _int("round_idx", "Number of the round, from 0."), _int("env_id", "Number of the env, from 0.")
-_EPOCH = _int("epoch", "Epoch of the episode, from 1.")
-_SLOT, _BLUEPRINT = _text("slot", "Name of the slot."), _text("blueprint", "What the seed is made from.")
-_STEP_CONTEXT = (
-    _int("seq", "Position in the log."), Metric("t_wall", "s", "When it was recorded, in seconds since 1970."), _ROUND_IDX,
-    _ENV_ID, _text("device", "Where the env runs."), _EPOCH, _text("slot_id", "The slot it is about."),
-    _text("seed_id", "The seed it is about."))
-_CONTEXT = (*_STEP_CONTEXT, Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", _K.TEXTS))
+_ROUND_IDX, _ENV_ID, _EPOCH = (column for column in CONTEXT if column.name in ("round_idx", "env_id", "epoch"))
+_SLOT, _BLUEPRINT = text("slot", "Name of the slot."), text("blueprint", "What the seed is made from.")
+_NONFINITE = Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", FieldKind.TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,7 @@ class View:
 
 def _event_view(kind: TelemetryEventType, name: str) -> View:
     payload = EVENTS[kind].fields
-    context = _STEP_CONTEXT if kind in STEP_TABLES else _CONTEXT
+    context = CONTEXT if kind in STEP_TABLES else (*CONTEXT, _NONFINITE)
     names = {field.name for field in payload}
     return View(name, EVENTS[kind].meaning, (*(field for field in context if field.name not in names), *payload))
 
@@ -67,7 +54,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
     *(_event_view(kind, name) for kind, name in EVENT_VIEWS.items()),
     View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND)),
     View("slots", "Each seed after each step; a free slot has no row.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, _text("stage", "Its stage."), _BLUEPRINT,
+        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, text("stage", "Its stage."), _BLUEPRINT,
         Metric("alpha", "alpha", "How much of it is mixed in."),
         Metric("contribution", "points", "Accuracy lost without it; null where it is not blended.")), f"""
         WITH lives AS (SELECT *, e.key AS name, e.value AS stage FROM (SELECT *, unnest(map_entries(stages)) AS e FROM steps)),
@@ -78,7 +65,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
             AND lives.name = births.slot_id AND lives.epoch >= births.epoch
         ORDER BY lives.round_idx, lives.env_id, name, lives.epoch"""),
     View("terms", "Each named term of each step's reward.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, _text("term", "Name of the term."), Metric("amount", "reward", "What it paid.")),
+        _ROUND_IDX, _ENV_ID, _EPOCH, text("term", "Name of the term."), Metric("amount", "reward", "What it paid.")),
         """SELECT round_idx, env_id, epoch, e.key AS term, e.value AS amount
         FROM (SELECT *, unnest(map_entries(components)) AS e FROM rewards)"""),
     View("shares", "What each seed contributes at the end of an episode.", (
@@ -91,8 +78,8 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
         FROM each LEFT JOIN lifecycle AS born ON each.round_idx = born.round_idx AND each.env_id = born.env_id
             AND slot = born.slot_id AND born.kind = 'germinated' GROUP BY ALL ORDER BY ALL"""),
     View("blueprints", "What became of the seeds of each blueprint; a mean over no seeds is null.", (
-        _text("blueprint_id", "What the seeds are made from."), _int("germinated", "Seeds germinated.", "seeds"),
-        _int("fossilized", "Seeds made permanent.", "seeds"), _int("pruned", "Seeds removed.", "seeds"),
+        text("blueprint_id", "What the seeds are made from."), integer("germinated", "seeds", "Seeds germinated."),
+        integer("fossilized", "seeds", "Seeds made permanent."), integer("pruned", "seeds", "Seeds removed."),
         Metric("survival", "share", "Share fossilized, of those fossilized or pruned."),
         Metric("mean_contribution", "points", "What the fossilized ones contributed, as last measured."),
         Metric("mean_pruned_contribution", "points", "What the pruned ones contributed."),
@@ -155,7 +142,7 @@ class Views:
         fields, payloads, owner = EVENTS[kind].fields, [event["data"] for event in events], f"{self.run.log}: {kind.value}"
         known = {field.name for field in fields}
         self.unknown |= {f"{kind.value}.{name}" for name in set().union(*payloads) - known}
-        context = _columns(owner, [c for c in _STEP_CONTEXT if c.name not in known], events)
+        context = _columns(owner, [c for c in CONTEXT if c.name not in known], events)
         broken = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
         context["nonfinite_fields"] = pa.array(broken, pa.list_(pa.string()))
         return pa.table(context | _columns(owner, fields, payloads))
