@@ -26,8 +26,6 @@ EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
     _T.ALERT: "alerts", _T.CHECKPOINT: "checkpoints", **STEP_TABLES}
 """The view that shows each event type."""
 _STAGES = "CASE stage " + " ".join(f"WHEN {stage.value} THEN '{stage.name}'" for stage in SeedStage) + " END"
-
-
 _ROUND_IDX, _ENV_ID, _EPOCH = (column for column in CONTEXT if column.name in ("round_idx", "env_id", "epoch"))
 _SLOT, _BLUEPRINT = text("slot", "Name of the slot."), text("blueprint", "What the seed is made from.")
 _NONFINITE = Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", FieldKind.TEXTS)
