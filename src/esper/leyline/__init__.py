@@ -79,4 +79,4 @@ from esper.leyline.stages import (
     Transition,
     legal_ops,
 )
-from esper.leyline.telemetry import STEP_EVENTS, STEP_TABLES, OutputBackend, TelemetryEvent, TelemetryEventType
+from esper.leyline.telemetry import STEP_TABLES, OutputBackend, TelemetryEvent, TelemetryEventType

@@ -20,7 +20,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Self
 
-from esper.leyline import STEP_EVENTS, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
+from esper.leyline import STEP_TABLES, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
 
 OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
 
@@ -30,7 +30,7 @@ _MINIMAL_EVENTS = frozenset({
     TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
 })
 LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType({
-    kind: DEBUG if kind in STEP_EVENTS else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
+    kind: DEBUG if kind in STEP_TABLES else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
 })
 """The lowest level at which an event enters the numbered log."""
 
@@ -80,7 +80,7 @@ class TelemetryHub:
         if self.level >= LOG_LEVEL[kind]:
             outputs = self._outputs
             self.next_seq += bool(outputs)
-        elif kind in STEP_EVENTS and self.level >= NORMAL:
+        elif kind in STEP_TABLES and self.level >= NORMAL:
             outputs = self._step_outputs
         else:
             return
