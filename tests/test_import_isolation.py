@@ -129,7 +129,7 @@ def test_extracted_modules_do_not_reach_up(name: str) -> None:
     ("from . import agent", {"esper.simic.agent"}),
     ("from ..karn import sql", {"esper.karn.sql"}),
     ("import_module('esper.karn.sql')", {"esper.karn.sql"}),
-    ("lazy_exports(__name__, {'X': 'esper.karn.sql'})", {"esper.karn.sql"}),
+    ("lazy_exports(__name__, {'esper.karn.sql': ('X',)})", {"esper.karn.sql"}),
     ("if TYPE_CHECKING:\n    import esper.karn", set()),
     ("import typing\nif typing.TYPE_CHECKING:\n    import esper.karn\nelse:\n    import esper.scripts", {"esper.scripts"}),
     ("if DEBUG:\n    import esper.karn", {"esper.karn"}),

@@ -1,14 +1,16 @@
-"""Lazy package attributes (PEP 562): a package names its exports, the module behind each loads on first use."""
+"""Lazy package attributes (PEP 562): a package names the exports of its modules, each of which loads on first use."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def lazy_exports(package: str, origins: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package whose `origins` map each name to its module."""
+def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[
+        Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that exports these names of these modules."""
+    origins = {name: module for module, names in modules.items() for name in names}
 
     def __getattr__(name: str) -> Any:
         if name not in origins:

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from esper.leyline import COOLDOWN_STAGES
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
 from esper.simic import train_ppo_vectorized
 from esper.simic.training import vectorized
+from memory_output import MemoryOutput
 from run_helpers import SMALL
 
 

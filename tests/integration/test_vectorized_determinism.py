@@ -4,11 +4,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator
 from esper.simic import train_ppo_vectorized
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 from esper.simic.training import vectorized
+from memory_output import MemoryOutput
 from run_helpers import SMALL, assert_same_run, assert_same_weights, last_checkpoint, rows, story, train
 
 STOP_AT = ("train", "validate", "act", "update")

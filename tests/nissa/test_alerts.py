@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from esper.leyline import METRICS, TelemetryEvent, TelemetryEventType
-from esper.nissa import Alert, AlertEngine, JsonlOutput, MemoryOutput, TelemetryError, TelemetryHub, evaluate, read_events
+from esper.nissa import Alert, AlertEngine, JsonlOutput, TelemetryError, TelemetryHub, evaluate, read_events
 from esper.nissa.alerts import RULES, Severity
+from memory_output import MemoryOutput
 
 PPO = {"skipped_steps": 0, "log_prob_drift": 1e-6, "optimizer_steps": 24, "grad_norm_max": 2.0, "grad_norm": 0.8, "entropy": 1.5,
        "approx_kl_max": 0.04, "ratio_max": 1.6, "clip_fraction": 0.1, "value_loss": 0.3, "explained_variance": 0.4,
@@ -139,7 +140,7 @@ def test_a_log_gives_the_alerts_of_its_run(tmp_path: Path) -> None:
     faults += [{"ppo": {"entropy": value}} for value in (math.nan, math.inf, -math.inf)]
     faults += [{}, {"batch": {"avg_reward": math.nan}}, {}]
     events = [e for i, fault in enumerate(faults) for e in round_of(i, **fault)]
-    with TelemetryHub([JsonlOutput(tmp_path / "log")]) as hub:
+    with TelemetryHub().attached(JsonlOutput(tmp_path / "log")) as hub:
         for e in events:
             hub.emit(e)
     live, offline = evaluate(events), evaluate(read_events(tmp_path / "log"))

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +56,10 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    stage: SeedStage
-    limits: tuple[float, ...]
-
-
 @pytest.mark.parametrize(("value", "expected"), [
     (np.float32(0.5), 0.5), (np.float64(0.1), 0.1), (np.int64(-3), -3), (np.bool_(True), True), (np.str_("x"), "x"),
     (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]), (np.array(2.5), 2.5),
     (SeedStage.HOLDING, 6), (TelemetryEventType.ALERT, "alert"), (Colour.RED, "red"),
-    (Gate(SeedStage.TRAINING, (0.5, 1.0)), {"stage": 3, "limits": [0.5, 1.0]}),
-    ({"b", "c", "a"}, ["a", "b", "c"]), (frozenset({10, 2}), [2, 10]), (set(), []),
-    ({SeedStage.HOLDING, SeedStage.DORMANT}, [1, 6]), ({frozenset({"r0c1", "r0c0"})}, [["r0c0", "r0c1"]]),
     ({LifecycleOp.PRUNE: 2}, {"3": 2}), ({TelemetryEventType.ALERT: 1}, {"alert": 1}), ({7: "x"}, {"7": "x"}),
     (None, None), (True, True), (2**63, 2**63), ([1, [2, (3,)]], [1, [2, [3]]]),
 ])
@@ -83,11 +73,10 @@ def test_values(log: Path, value: object, expected: object) -> None:
 def test_nonfinite_floats_are_null_and_named(log: Path) -> None:
     line, = written(log, event(
         loss=math.nan, fine=1.0, missing=None, layers=[{"norm": math.inf}, {"norm": 2.0}],
-        gate=Gate(SeedStage.TRAINING, (-math.inf,)), array=np.array([1.0, math.nan]), scalar=np.float32("inf"), bag={math.nan}))
+        limits=(-math.inf,), array=np.array([1.0, math.nan]), scalar=np.float32("inf")))
     assert line["data"] == {"loss": None, "fine": 1.0, "missing": None, "layers": [{"norm": None}, {"norm": 2.0}],
-                            "gate": {"stage": 3, "limits": [None]}, "array": [1.0, None], "scalar": None, "bag": [None]}
-    assert line["nonfinite"] == ["data.loss", "data.layers.0.norm", "data.gate.limits.0", "data.array.1", "data.scalar",
-                                 "data.bag"]
+                            "limits": [None], "array": [1.0, None], "scalar": None}
+    assert line["nonfinite"] == ["data.loss", "data.layers.0.norm", "data.limits.0", "data.array.1", "data.scalar"]
 
 
 trees = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**63 - 1) | st.floats() | st.text(max_size=5),
@@ -133,7 +122,7 @@ def test_values_the_log_cannot_hold(log: Path, data: dict[str, Any], message: st
         hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, data=data))
     with pytest.raises(TelemetryError, match="expected event 1, got 2"):
         hub.emit(event())
-    hub.close()
+    output.close()
     assert [line["seq"] for line in read_events(log)] == [0]
 
 
@@ -144,7 +133,7 @@ def test_step_events_enter_the_log_only_at_debug(log: Path, tmp_path: Path) -> N
 
 
 def test_a_hundred_thousand_lines_without_a_gap(log: Path) -> None:
-    with TelemetryHub([JsonlOutput(log)]) as hub:
+    with TelemetryHub().attached(JsonlOutput(log)) as hub:
         for i in range(100_000):
             hub.emit(event(i=i))
     for i, line in enumerate(read_events(log)):
@@ -155,7 +144,7 @@ def test_a_hundred_thousand_lines_without_a_gap(log: Path) -> None:
 def test_flush_reaches_the_file_and_then_the_disk(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
-    with TelemetryHub([JsonlOutput(log)]) as hub:
+    with TelemetryHub().attached(JsonlOutput(log)) as hub:
         hub.emit(event())
         hub.flush()
         assert len(list(read_events(log))) == 1
@@ -279,12 +268,13 @@ def test_a_gap_is_refused(log: Path) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_heard() -> None:
-    hub = TelemetryHub([JsonlOutput("/dev/full")])
+    output = JsonlOutput("/dev/full")
+    hub = TelemetryHub([output])
     hub.emit(event())
     with pytest.raises(TelemetryError, match=r"flush failed: JsonlOutput\('/dev/full'\): OSError.*No space left"):
         hub.flush()
     with pytest.raises(TelemetryError, match=r"event 1 .*No space left"):
         hub.emit(event(text="x" * 100_000))
-    with pytest.raises(TelemetryError, match="close failed"):
-        hub.close()
-    hub.close()
+    with pytest.raises(OSError, match="No space left"):
+        output.close()
+    output.close()

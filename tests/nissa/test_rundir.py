@@ -101,11 +101,11 @@ def test_damaged_directories(run: RunDirectory, name: str, text: str | None, mes
 
 def test_one_writer_at_a_time(run: RunDirectory) -> None:
     log, _ = run.outputs()
-    for act in (run.outputs, lambda: run.truncate(0), lambda: JsonlOutput(run.log)):
+    for act in (run.outputs, lambda: RunDirectory.resume(run.path, 0), lambda: JsonlOutput(run.log)):
         with pytest.raises(TelemetryError, match=r"events\.jsonl is being written by another run"):
             act()
     log.close()
-    run.truncate(0)
+    RunDirectory.resume(run.path, 0)
     run.outputs()[0].close()
 
 

@@ -64,7 +64,7 @@ def equal(sent: Any, found: Any) -> bool:
 def test_rows_equal_the_events(events: list[TelemetryEvent]) -> None:
     events.sort(key=lambda e: e.round_idx or 0)
     with tempfile.TemporaryDirectory() as folder:
-        with TelemetryHub([ParquetOutput(folder)]) as hub:
+        with TelemetryHub().attached(ParquetOutput(folder)) as hub:
             for event in events:
                 hub.emit(event)
         for kind, table in STEP_TABLES.items():
@@ -152,7 +152,7 @@ def test_fields_and_rounds_must_be_known(tmp_path: Path) -> None:
         hub.emit(action(round_idx=None))
     hub.round_idx = 4
     hub.emit(action(round_idx=None))
-    hub.close()
+    hub.flush()
     assert [p.name for p in tmp_path.iterdir()] == ["steps-00004.parquet"]
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from esper.leyline import EsperError
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized, vectorized_trainer
+from memory_output import MemoryOutput
 from run_helpers import SMALL, last_checkpoint, rows, story, train
 
 

@@ -7,11 +7,12 @@ from dataclasses import fields
 import pytest
 
 from esper.leyline import HEAD_NAMES
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.training import vectorized
+from memory_output import MemoryOutput
 from run_helpers import SMALL, rows, story, train
 
 

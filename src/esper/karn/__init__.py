@@ -2,8 +2,8 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "Views": "esper.karn.views",
-    "compare_runs": "esper.karn.compare",
-    "render_report": "esper.karn.report",
-    "sync_run": "esper.karn.sync",
+    "esper.karn.compare": ("compare_runs",),
+    "esper.karn.report": ("render_report",),
+    "esper.karn.sync": ("sync_run",),
+    "esper.karn.views": ("Views",),
 })

@@ -12,13 +12,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType, allowed
-from esper.leyline.metrics import ROUND, FieldKind, Metric
+from esper.leyline import EVENTS, STEP_TABLES, EsperError, SeedStage, TelemetryEventType
+from esper.leyline.metrics import CONTEXT, ROUND, FieldKind, Metric, integer, text
 from esper.nissa import RunDirectory, TelemetryError
-from esper.nissa.alerts import BASELINE_ROUNDS
+from esper.nissa.alerts import AlertEngine, event_parts
 from esper.nissa.tables import ARROW_TYPES, SCHEMAS
 
-_T, _K = TelemetryEventType, FieldKind
+_T = TelemetryEventType
 EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
     _T.RUN_STARTED: "starts", _T.RUN_ENDED: "ends", _T.BATCH_COMPLETED: "rounds", _T.PPO_UPDATE: "updates",
     _T.ACTION_DISTRIBUTION: "actions", _T.MASK_HIT_RATES: "masks", _T.SEED_LIFECYCLE: "lifecycle",
@@ -26,24 +26,9 @@ EVENT_VIEWS: Mapping[TelemetryEventType, str] = {
     _T.ALERT: "alerts", _T.CHECKPOINT: "checkpoints", **STEP_TABLES}
 """The view that shows each event type."""
 _STAGES = "CASE stage " + " ".join(f"WHEN {stage.value} THEN '{stage.name}'" for stage in SeedStage) + " END"
-
-
-def _int(name: str, meaning: str, unit: str = "") -> Metric:
-    return Metric(name, unit, meaning, _K.INT)
-
-
-def _text(name: str, meaning: str) -> Metric:
-    return Metric(name, "", meaning, _K.TEXT)
-
-
-_ROUND_IDX, _ENV_ID = _int("round_idx", "Number of the round, from 0."), _int("env_id", "Number of the env, from 0.")
-_EPOCH = _int("epoch", "Epoch of the episode, from 1.")
-_SLOT, _BLUEPRINT = _text("slot", "Name of the slot."), _text("blueprint", "What the seed is made from.")
-_STEP_CONTEXT = (
-    _int("seq", "Position in the log."), Metric("t_wall", "s", "When it was recorded, in seconds since 1970."), _ROUND_IDX,
-    _ENV_ID, _text("device", "Where the env runs."), _EPOCH, _text("slot_id", "The slot it is about."),
-    _text("seed_id", "The seed it is about."))
-_CONTEXT = (*_STEP_CONTEXT, Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", _K.TEXTS))
+_ROUND_IDX, _ENV_ID, _EPOCH = (column for column in CONTEXT if column.name in ("round_idx", "env_id", "epoch"))
+_SLOT, _BLUEPRINT = text("slot", "Name of the slot."), text("blueprint", "What the seed is made from.")
+_NONFINITE = Metric("nonfinite_fields", "", "Fields that are null because they were NaN or Inf.", FieldKind.TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,35 +43,16 @@ class View:
 
 def _event_view(kind: TelemetryEventType, name: str) -> View:
     payload = EVENTS[kind].fields
-    context = _STEP_CONTEXT if kind in STEP_TABLES else _CONTEXT
+    context = CONTEXT if kind in STEP_TABLES else (*CONTEXT, _NONFINITE)
     names = {field.name for field in payload}
     return View(name, EVENTS[kind].meaning, (*(field for field in context if field.name not in names), *payload))
 
 
-_OTHERS = "list_filter(map_entries({}), lambda e: e.key <> 'WAIT')"
-_SUM_OTHERS = f"coalesce(list_sum(list_transform({_OTHERS}, lambda e: e.value)), 0)"
 VIEWS: Mapping[str, View] = {view.name: view for view in (
     *(_event_view(kind, name) for kind, name in EVENT_VIEWS.items()),
-    View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND), f"""
-        WITH sampled AS (SELECT round_idx, list_sum(map_values(action_counts)) AS total,
-            nullif({_SUM_OTHERS.format("action_counts")}, 0) AS acted, {_SUM_OTHERS.format("action_successes")} AS done,
-            list_max(list_transform({_OTHERS.format("action_counts")}, lambda e: e.value)) AS top FROM actions),
-        seeds AS (SELECT round_idx, count(*) AS episodes, nullif(sum(germinated), 0) AS germinated,
-            sum(fossilized + pruned) AS ended FROM episodes GROUP BY round_idx),
-        panics AS (SELECT round_idx, count(*) AS n FROM rollbacks GROUP BY round_idx),
-        broken AS (SELECT round_idx, count(*) AS n FROM (SELECT round_idx, unnest(nonfinite_fields) AS field FROM rounds
-            UNION ALL SELECT round_idx, unnest(nonfinite_fields) FROM updates) WHERE field NOT LIKE '%.%' GROUP BY round_idx),
-        paid AS (SELECT round_idx, abs(avg_reward) AS size, count(*) OVER before AS n, max(abs(avg_reward)) OVER before AS largest
-            FROM rounds WHERE avg_reward IS NOT NULL
-            WINDOW before AS (ORDER BY seq ROWS BETWEEN {BASELINE_ROUNDS} PRECEDING AND 1 PRECEDING))
-        SELECT rounds.round_idx, 1 - coalesce(acted, 0) / nullif(total, 0) AS wait_share, top / acted AS top_op_share,
-            1 - done / acted AS failure_rate, coalesce(panics.n, 0) / episodes AS rollbacks_per_episode,
-            1 - ended / germinated AS unfinished_share,
-            CASE WHEN paid.n >= 1 THEN size / greatest(1, largest) END AS reward_jump, coalesce(broken.n, 0) AS nonfinite_metrics
-        FROM rounds LEFT JOIN sampled USING (round_idx) LEFT JOIN seeds USING (round_idx) LEFT JOIN panics USING (round_idx)
-            LEFT JOIN broken USING (round_idx) LEFT JOIN paid USING (round_idx) ORDER BY rounds.seq"""),
+    View("health", "What the alert rules read from the events of a round.", (_ROUND_IDX, *ROUND)),
     View("slots", "Each seed after each step; a free slot has no row.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, _text("stage", "Its stage."), _BLUEPRINT,
+        _ROUND_IDX, _ENV_ID, _EPOCH, _SLOT, text("stage", "Its stage."), _BLUEPRINT,
         Metric("alpha", "alpha", "How much of it is mixed in."),
         Metric("contribution", "points", "Accuracy lost without it; null where it is not blended.")), f"""
         WITH lives AS (SELECT *, e.key AS name, e.value AS stage FROM (SELECT *, unnest(map_entries(stages)) AS e FROM steps)),
@@ -97,7 +63,7 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
             AND lives.name = births.slot_id AND lives.epoch >= births.epoch
         ORDER BY lives.round_idx, lives.env_id, name, lives.epoch"""),
     View("terms", "Each named term of each step's reward.", (
-        _ROUND_IDX, _ENV_ID, _EPOCH, _text("term", "Name of the term."), Metric("amount", "reward", "What it paid.")),
+        _ROUND_IDX, _ENV_ID, _EPOCH, text("term", "Name of the term."), Metric("amount", "reward", "What it paid.")),
         """SELECT round_idx, env_id, epoch, e.key AS term, e.value AS amount
         FROM (SELECT *, unnest(map_entries(components)) AS e FROM rewards)"""),
     View("shares", "What each seed contributes at the end of an episode.", (
@@ -110,8 +76,8 @@ VIEWS: Mapping[str, View] = {view.name: view for view in (
         FROM each LEFT JOIN lifecycle AS born ON each.round_idx = born.round_idx AND each.env_id = born.env_id
             AND slot = born.slot_id AND born.kind = 'germinated' GROUP BY ALL ORDER BY ALL"""),
     View("blueprints", "What became of the seeds of each blueprint; a mean over no seeds is null.", (
-        _text("blueprint_id", "What the seeds are made from."), _int("germinated", "Seeds germinated.", "seeds"),
-        _int("fossilized", "Seeds made permanent.", "seeds"), _int("pruned", "Seeds removed.", "seeds"),
+        text("blueprint_id", "What the seeds are made from."), integer("germinated", "seeds", "Seeds germinated."),
+        integer("fossilized", "seeds", "Seeds made permanent."), integer("pruned", "seeds", "Seeds removed."),
         Metric("survival", "share", "Share fossilized, of those fossilized or pruned."),
         Metric("mean_contribution", "points", "What the fossilized ones contributed, as last measured."),
         Metric("mean_pruned_contribution", "points", "What the pruned ones contributed."),
@@ -139,11 +105,16 @@ class Views:
         """Recorded fields that the registry does not know; no view shows them."""
         self._unread = set(_NEEDED_BY)
         self._db = duckdb.connect(":memory:", config={"threads": 1, "python_enable_replacements": False})
-        events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
-        for event in run.events():
-            events[_kind(event, run)].append(event)
+        log = list(run.events())
+        events: dict[TelemetryEventType, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
+        for event in log:
+            try:
+                events[event_parts(event)[0]].append(event)
+            except TelemetryError as error:
+                raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: {error}") from error
         for kind, name in EVENT_VIEWS.items():
             self._db.register(name, SCHEMAS[name].empty_table() if kind in STEP_TABLES else self._event_table(kind, events[kind]))
+        self._db.register("health", _health(log))
         for view in VIEWS.values():
             if view.query:
                 self._db.execute(f"CREATE VIEW {view.name} AS {view.query}")
@@ -169,18 +140,21 @@ class Views:
         fields, payloads, owner = EVENTS[kind].fields, [event["data"] for event in events], f"{self.run.log}: {kind.value}"
         known = {field.name for field in fields}
         self.unknown |= {f"{kind.value}.{name}" for name in set().union(*payloads) - known}
-        context = _columns(owner, [c for c in _STEP_CONTEXT if c.name not in known], events)
+        context = _columns(owner, [c for c in CONTEXT if c.name not in known], events)
         broken = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
         context["nonfinite_fields"] = pa.array(broken, pa.list_(pa.string()))
         return pa.table(context | _columns(owner, fields, payloads))
 
 
-def _kind(event: Mapping[str, Any], run: RunDirectory) -> str:
-    kind: Any = event.get("event_type")
-    if kind not in EVENT_VIEWS or not isinstance(event.get("data"), dict):
-        raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: event type {kind!r} with data {event.get('data')!r:.80}; "
-                             f"{allowed(EVENT_VIEWS)}, each with an object as data")
-    return str(kind)
+def _health(log: Sequence[dict[str, Any]]) -> pa.Table:
+    """The figures of each round, as the alert rules come to them."""
+    engine, rounds = AlertEngine(), []
+    for event in log:
+        kind, data, nonfinite = event_parts(event)
+        engine.observe(kind, data, nonfinite)
+        if kind is _T.BATCH_COMPLETED:
+            rounds.append({"round_idx": data.get("round_idx"), **engine.round})
+    return pa.table(_columns("health", VIEWS["health"].columns, rounds))
 
 
 def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
@@ -193,11 +167,3 @@ def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any
                 _columns(owner, [column], rows)
         raise TelemetryError(f"{owner}: {columns[0].name} holds {columns[0].kind.value}: {error}") from error
     return {column.name: array for column, array in zip(columns, arrays, strict=True)}
-
-
-def describe_views() -> str:
-    """The part of docs/telemetry.md about SQL: every view, and the columns that no event has."""
-    events = {name: kind.value for kind, name in EVENT_VIEWS.items()}
-    rows = [f"| `{view.name}` | {view.meaning} | " + (f"those of `{events[view.name]}`" if view.name in events else ", ".join(
-        f"`{column.name}`" for column in view.columns)) + " |" for view in VIEWS.values()]
-    return "\n".join(["| view | what a row is about | columns |", "|---|---|---|", *rows, ""])

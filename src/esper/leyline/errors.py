@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
 
 
 class EsperError(ValueError):
@@ -39,6 +41,13 @@ def check_number(owner: str, name: str, value: object, *, low: float = 0.0, inte
     kind = int if integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
         raise EsperError(f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up")
+
+
+def check_numbers(owner: str, config: Any) -> None:
+    """Every number of a config, by the type of its field: 0 or more, and whole where that is an int."""
+    for field in fields(config):
+        if field.type in ("int", "float"):
+            check_number(owner, field.name, getattr(config, field.name), integer=field.type == "int")
 
 
 def allowed(values: Iterable[object]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from esper.leyline.errors import EsperError, check_number
+from esper.leyline.errors import EsperError, check_numbers
 from esper.leyline.stages import GateLevel, SeedStage
 
 
@@ -24,8 +24,7 @@ class Pacing:
     """Gates (G1, G2, G3) that the epoch clock passes by itself as soon as they open."""
 
     def __post_init__(self) -> None:
-        for name in ("min_training_epochs", "min_blending_epochs", "min_prune_age", "embargo_epochs"):
-            check_number("pacing", name, getattr(self, name), integer=True)
+        check_numbers("pacing", self)
         if not self.auto_forward_gates <= {GateLevel.G1, GateLevel.G2, GateLevel.G3}:
             raise EsperError(f"pacing: auto_forward_gates is {sorted(self.auto_forward_gates)}; allowed: G1, G2, G3")
 
@@ -41,8 +40,7 @@ class GateConfig:
     min_contribution: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("min_training_improvement", "min_gradient_ratio", "min_gradient_health", "min_contribution"):
-            check_number("gates", name, getattr(self, name))
+        check_numbers("gates", self)
 
 
 class GateReason(StrEnum):

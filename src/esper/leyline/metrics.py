@@ -11,7 +11,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from esper.leyline.actions import HEAD_NAMES
-from esper.leyline.telemetry import STEP_TABLES, TelemetryEventType
+from esper.leyline.telemetry import TelemetryEventType
 
 PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
 """Parts of a round whose time is measured."""
@@ -64,11 +64,12 @@ def _down(name: str, unit: str, meaning: str, *, high: float | None = None) -> M
     return Metric(name, unit, meaning, better="lower", high=high)
 
 
-def _int(name: str, unit: str, meaning: str, *, better: str = "", low: float | None = None, high: float | None = None) -> Metric:
+def integer(name: str, unit: str, meaning: str, *, better: str = "", low: float | None = None,
+            high: float | None = None) -> Metric:
     return Metric(name, unit, meaning, FieldKind.INT, better, low, high)
 
 
-def _text(name: str, meaning: str) -> Metric:
+def text(name: str, meaning: str) -> Metric:
     return Metric(name, "", meaning, FieldKind.TEXT)
 
 
@@ -84,10 +85,21 @@ def _map(name: str, unit: str, meaning: str, kind: FieldKind = FieldKind.NUMBERS
     return Metric(name, unit, meaning, kind)
 
 
+CONTEXT = (
+    integer("seq", "", "Position in the log."),
+    Metric("t_wall", "s", "When it was recorded, in seconds since 1970."),
+    integer("round_idx", "", "Number of the round, from 0."),
+    integer("env_id", "", "Number of the env, from 0."),
+    text("device", "Where the env runs."),
+    integer("epoch", "", "Epoch of the episode, from 1."),
+    text("slot_id", "The slot it is about."),
+    text("seed_id", "The seed it is about."),
+)
+"""What events and rows of tables have beside their payload."""
 _HEADS = ", ".join(HEAD_NAMES)
 _PPO_UPDATE = (
-    _int("update", "updates", "Number of this update, counted from 1."),
-    _int("steps", "steps", "Valid steps in the rollout."),
+    integer("update", "updates", "Number of this update, counted from 1."),
+    integer("steps", "steps", "Valid steps in the rollout."),
     Metric("choice_fraction", "share", "Share of valid steps at which more than one action was legal.", low=0.02),
     _up("reward_mean", "reward", "Mean stored reward of a valid step."),
     _up("return_mean", "reward", "Mean target of the value head."),
@@ -106,9 +118,9 @@ _PPO_UPDATE = (
     _down("log_prob_drift", "nats", "Largest difference between acting and update log-probs before any step.", high=0.05),
     Metric("grad_norm", "norm", "Gradient norm before clipping.", low=1e-6),
     _down("grad_norm_max", "norm", "Largest gradient norm before clipping.", high=100.0),
-    _int("optimizer_steps", "steps", "Optimizer steps taken.", low=1),
-    _int("skipped_steps", "steps", "Optimizer steps skipped because loss or gradient was not finite.", better="lower", high=0),
-    _int("kl_stops", "updates", "Updates that ended early because the KL estimate passed its limit.", better="lower"),
+    integer("optimizer_steps", "steps", "Optimizer steps taken.", low=1),
+    integer("skipped_steps", "steps", "Optimizer steps skipped because loss or gradient was not finite.", better="lower", high=0),
+    integer("kl_stops", "updates", "Updates that ended early because the KL estimate passed its limit.", better="lower"),
     Metric("learning_rate", "rate", "Learning rate of this update."),
     Metric("entropy_coef", "coefficient", "Weight of the entropy bonus, as annealed."),
     Metric("epsilon", "share", "Share of uniform exploration in the acting policy."),
@@ -116,45 +128,45 @@ _PPO_UPDATE = (
     _map("head_entropy", "nats", f"Each head's share of the entropy: {_HEADS}."),
     _map("head_kl", "nats", f"Each head's KL estimate: {_HEADS}."),
     _up("layer_health", "share", "Share of the policy's layers with a sound gradient; measured at level debug."),
-    _int("dead_layers", "layers", "Layers whose gradient is zero almost everywhere.", better="lower"),
-    _int("nonfinite_layers", "layers", "Layers with NaN or Inf in their gradient.", better="lower", high=0),
+    integer("dead_layers", "layers", "Layers whose gradient is zero almost everywhere.", better="lower"),
+    integer("nonfinite_layers", "layers", "Layers with NaN or Inf in their gradient.", better="lower", high=0),
     Metric("clipped_grad_norm", "norm", "Gradient norm of the last step, as it was taken; measured at level debug."),
     _texts("nonfinite", "Parameters and gradients that were not finite, where a step was skipped."),
 )
 _BATCH_COMPLETED = (
-    _int("round_idx", "rounds", "Number of the round, from 0."),
-    _int("rounds", "rounds", "Rounds that the run will have."),
-    _int("episodes_completed", "episodes", "Episodes finished so far, over all envs."),
+    integer("round_idx", "rounds", "Number of the round, from 0."),
+    integer("rounds", "rounds", "Rounds that the run will have."),
+    integer("episodes_completed", "episodes", "Episodes finished so far, over all envs."),
     _up("avg_reward", "reward", "Mean total reward of an episode."),
     _up("avg_accuracy", "points", "Mean validation accuracy at the last epoch, all blended seeds on."),
     _up("avg_val_accuracy", "points", "Mean validation accuracy over all epochs of the round."),
     _up("avg_committed_accuracy", "points", "Mean validation accuracy at the last epoch, fossilized seeds only."),
     _up("avg_objective", "J", "Mean objective J."),
     Metric("avg_added_params", "parameters", "Mean parameters of the fossilized seeds."),
-    _int("rollbacks", "rollbacks", "Rollbacks by the governors in this round.", better="lower"),
+    integer("rollbacks", "rollbacks", "Rollbacks by the governors in this round.", better="lower"),
     Metric("baseline_accuracy", "points", "Mean of avg_accuracy over the rounds before, to compare with."),
     _down("accuracy_drop", "share", "How far avg_accuracy lies below the baseline, as a share of it.", high=0.1),
     _flag("degraded", "The drop exceeds its limit."),
     Metric("learning_rate", "rate", "The policy's learning rate after the round."),
     Metric("entropy_coef", "coefficient", "The policy's entropy weight after the round."),
-    _int("env_steps", "steps", "Env steps taken so far, over all envs."),
+    integer("env_steps", "steps", "Env steps taken so far, over all envs."),
     _down("seconds", "s", "Time that the round took."),
     *(_down(f"{phase}_seconds", "s", f"Time of the round's phase {phase}.") for phase in PHASES),
-    _text("seed_stage", "Stage of the seed in active_slot; null where there is none."),
-    _text("active_slot", "First slot with a live seed, in the first env that has one, at the round's end."),
-    _text("telemetry_level", "Level at which the round was recorded."),
+    text("seed_stage", "Stage of the seed in active_slot; null where there is none."),
+    text("active_slot", "First slot with a live seed, in the first env that has one, at the round's end."),
+    text("telemetry_level", "Level at which the round was recorded."),
 )
 _LAST_ACTION = (
-    _text("op", "The operation that was sampled."),
-    _text("slot", "Its slot; this and the fields to alpha_curve are null where the operation has no use for them."),
-    _text("blueprint", "What to germinate."),
-    _text("style", "Ramp curve and blend operator."),
-    _int("tempo", "epochs", "Length of the first alpha ramp."),
+    text("op", "The operation that was sampled."),
+    text("slot", "Its slot; this and the fields to alpha_curve are null where the operation has no use for them."),
+    text("blueprint", "What to germinate."),
+    text("style", "Ramp curve and blend operator."),
+    integer("tempo", "epochs", "Length of the first alpha ramp."),
     Metric("alpha_target", "alpha", "Where alpha shall go."),
-    _int("alpha_speed", "epochs", "Length of a later alpha ramp."),
-    _text("alpha_curve", "Shape of a later alpha ramp."),
+    integer("alpha_speed", "epochs", "Length of a later alpha ramp."),
+    text("alpha_curve", "Shape of a later alpha ramp."),
     _flag("executed", "The operation was carried out."),
-    _text("veto", "Why the governor refused it."),
+    text("veto", "Why the governor refused it."),
     _texts("gate_failures", "Why a gate refused it."),
     Metric("log_prob", "nats", "Joint log-probability of the relevant heads."),
     Metric("value", "reward", "Value that the policy predicted."),
@@ -173,21 +185,21 @@ _LAST_ACTION = (
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
     _T.RUN_STARTED: EventSpec("A run begins.", (
-        _text("task", "Name of the task."),
-        _text("policy", "Who decides: ppo, heuristic, random or wait."),
-        _text("reward_mode", "What is rewarded."),
-        _int("seed", "", "Root of all random streams."),
-        _int("rounds", "rounds", "Rounds that the run will have."),
-        _int("envs", "envs", "Networks side by side."),
-        _int("episode_length", "epochs", "Epochs of one episode."),
+        text("task", "Name of the task."),
+        text("policy", "Who decides: ppo, heuristic, random or wait."),
+        text("reward_mode", "What is rewarded."),
+        integer("seed", "", "Root of all random streams."),
+        integer("rounds", "rounds", "Rounds that the run will have."),
+        integer("envs", "envs", "Networks side by side."),
+        integer("episode_length", "epochs", "Epochs of one episode."),
         _texts("slots", "Slots in the order of the policy's indices."),
-        _int("host_params", "parameters", "Parameters of a host without seeds."))),
+        integer("host_params", "parameters", "Parameters of a host without seeds."))),
     _T.RUN_ENDED: EventSpec("A run ends; a log without it was cut off.", (
-        _text("status", "finished, stopped or failed."),
-        _text("message", "What went wrong, where something did."),
-        _int("rounds_completed", "rounds", "Rounds finished, over all parts of the run."),
-        _int("episodes_completed", "episodes", "Episodes finished."),
-        _int("env_steps", "steps", "Env steps taken."),
+        text("status", "finished, stopped or failed."),
+        text("message", "What went wrong, where something did."),
+        integer("rounds_completed", "rounds", "Rounds finished, over all parts of the run."),
+        integer("episodes_completed", "episodes", "Episodes finished."),
+        integer("env_steps", "steps", "Env steps taken."),
         _down("seconds", "s", "Time of this part of the run."))),
     _T.BATCH_COMPLETED: EventSpec("A round is over; everything else about it came before, its alerts come after.",
                                   _BATCH_COMPLETED),
@@ -200,17 +212,17 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
         _map("totals", "steps", "How often it was asked for.", FieldKind.COUNTS),
         _map("hit_rates", "share", "The one as a share of the other."))),
     _T.SEED_LIFECYCLE: EventSpec("Something happened to a seed.", (
-        _text("kind", "germinated, gate_refused, stage_changed, retargeted, prune_scheduled, fossilized or pruned."),
-        _text("blueprint_id", "What the seed is made from."),
-        _text("stage_from", "Stage before."),
-        _text("stage_to", "Stage after."),
+        text("kind", "germinated, gate_refused, stage_changed, retargeted, prune_scheduled, fossilized or pruned."),
+        text("blueprint_id", "What the seed is made from."),
+        text("stage_from", "Stage before."),
+        text("stage_to", "Stage after."),
         Metric("alpha", "alpha", "How much of the seed is mixed in."),
-        _int("params", "parameters", "Parameters of the seed."),
-        _int("epochs_total", "epochs", "Age of the seed."),
+        integer("params", "parameters", "Parameters of the seed."),
+        integer("epochs_total", "epochs", "Age of the seed."),
         _up("contribution", "points", "What the network would lose without the seed, as last measured."),
         _texts("gate_failures", "Why a gate refused."),
-        _text("cause", "Who pruned: POLICY, GOVERNOR or ROLLBACK."),
-        _int("global_epoch", "epochs", "Epochs over all rounds so far."))),
+        text("cause", "Who pruned: POLICY or ROLLBACK."),
+        integer("global_epoch", "epochs", "Epochs over all rounds so far."))),
     _T.ATTRIBUTION: EventSpec("Which seed contributes what, at one epoch of one env.", (
         _texts("slots", "Slots with a blended seed."),
         _up("accuracy", "points", "The network as it is."),
@@ -220,7 +232,7 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
         _map("shapley", "points", "Each seed's Shapley value."),
         _map("shapley_error", "points", "Its standard error; 0 where it is exact."),
         _map("interactions", "points", "What two seeds (`a+b`) give beyond what each gives alone."))),
-    _T.CF_UNAVAILABLE: EventSpec("No contribution could be measured.", (_text("reason", "Why not."),)),
+    _T.CF_UNAVAILABLE: EventSpec("No contribution could be measured.", (text("reason", "Why not."),)),
     _T.LAST_ACTION: EventSpec("One decision and what came of it.", _LAST_ACTION),
     _T.REWARD_SUMMARY: EventSpec("What a step's reward is made of.", (
         _map("components", "reward", "The named terms, in order."),
@@ -230,35 +242,35 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType({
         _up("samples_per_second", "1/s", "Training samples per second."),
         Metric("gpu_utilization", "share", "Share of time that the device computed."))),
     _T.EPISODE_OUTCOME: EventSpec("What an episode came to; written once, after all penalties.", (
-        _int("episode_idx", "episodes", "Number of the episode."),
-        _int("epochs", "epochs", "Its length."),
+        integer("episode_idx", "episodes", "Number of the episode."),
+        integer("epochs", "epochs", "Its length."),
         _up("final_accuracy", "points", "All blended seeds on."),
         _up("committed_accuracy", "points", "Fossilized seeds only."),
         _up("objective", "J", "The objective J."),
         _up("total_reward", "reward", "Everything that was paid, penalties included."),
-        _int("host_params", "parameters", "Parameters of the host."),
-        _int("added_params", "parameters", "Parameters of the fossilized seeds."),
-        _int("germinated", "seeds", "Seeds germinated."),
-        _int("fossilized", "seeds", "Seeds made permanent.", better="higher"),
-        _int("pruned", "seeds", "Seeds removed."),
-        _int("rollbacks", "rollbacks", "Rollbacks by the governor.", better="lower"))),
+        integer("host_params", "parameters", "Parameters of the host."),
+        integer("added_params", "parameters", "Parameters of the fossilized seeds."),
+        integer("germinated", "seeds", "Seeds germinated."),
+        integer("fossilized", "seeds", "Seeds made permanent.", better="higher"),
+        integer("pruned", "seeds", "Seeds removed."),
+        integer("rollbacks", "rollbacks", "Rollbacks by the governor.", better="lower"))),
     _T.ROLLBACK: EventSpec("The governor put a network back to its last good state.", (
-        _text("reason", "non_finite, divergence or collapse."),
+        text("reason", "non_finite, divergence or collapse."),
         Metric("loss", "nats", "Validation loss at the panic."),
         Metric("limit", "nats", "What it exceeded."),
         Metric("amount", "reward", "What the rollback paid into the last decision."))),
     _T.ALERT: EventSpec("A rule found a fault for long enough.", (
-        _text("code", "Name of the rule."),
-        _text("severity", "info, warning or error."),
-        _text("metric", "What the rule watches."),
+        text("code", "Name of the rule."),
+        text("severity", "info, warning or error."),
+        text("metric", "What the rule watches."),
         Metric("value", "the metric's", "The value found; null where it was not finite."),
         Metric("limit", "the metric's", "The limit it passed."),
-        _int("streak", "times", "How often in a row it was found."),
-        _text("message", "What it means."))),
+        integer("streak", "times", "How often in a row it was found."),
+        text("message", "What it means."))),
     _T.CHECKPOINT: EventSpec("The run's state was saved; a resumed run goes on behind this event.", (
-        _text("path", "File name."),
-        _int("finished_rounds", "rounds", "Rounds finished when it was saved."),
-        _int("finished_epochs", "epochs", "Finished epochs of the round that was under way."),
+        text("path", "File name."),
+        integer("finished_rounds", "rounds", "Rounds finished when it was saved."),
+        integer("finished_epochs", "epochs", "Finished epochs of the round that was under way."),
         _flag("best", "The best round so far was the last one."))),
 })
 """Every event type and its payload."""
@@ -270,7 +282,7 @@ ROUND = (
     _down("rollbacks_per_episode", "rollbacks", "Rollbacks per episode of the round.", high=0.5),
     _down("unfinished_share", "share", "Share of germinated seeds that were neither fossilized nor pruned.", high=0.9),
     _down("reward_jump", "ratio", "Size of avg_reward relative to the largest of the ten rounds before (at least 1).", high=10.0),
-    _int("nonfinite_metrics", "fields", "Numbers of the round that were NaN or Inf.", better="lower", high=0),
+    integer("nonfinite_metrics", "fields", "Numbers of the round that were NaN or Inf.", better="lower", high=0),
 )
 """Read from several events of a round, for the alert rules."""
 
@@ -278,23 +290,3 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
     {f"{kind.value}.{field.name}": field for kind, spec in EVENTS.items() for field in spec.fields}
     | {f"round.{field.name}": field for field in ROUND})
 """By full name: the event type, a point, the field."""
-
-
-def describe_metrics() -> str:
-    """The part of docs/telemetry.md about events."""
-    lines: list[str] = []
-    for kind, spec in EVENTS.items():
-        table = f" Table `{STEP_TABLES[kind]}`." if kind in STEP_TABLES else ""
-        lines += [f"### `{kind.value}`", "", spec.meaning + table, "", *_table(spec.fields)]
-    return "\n".join([*lines, "### Derived per round", "", "Not recorded; read from the events of a round by the alert rules.",
-                      "", *_table(ROUND)])
-
-
-def _table(fields: tuple[Metric, ...]) -> list[str]:
-    rows = [f"| `{f.name}` | {f.kind.value} | {f.unit} | {f.better} | {_range(f)} | {f.meaning} |" for f in fields]
-    return ["| field | kind | unit | better | sound | meaning |", "|---|---|---|---|---|---|", *rows, ""]
-
-
-def _range(field: Metric) -> str:
-    low = "" if field.low is None else f"≥ {field.low:g}"
-    return low if field.high is None else f"{low} ≤ {field.high:g}".strip()

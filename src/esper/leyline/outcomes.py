@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from esper.leyline.errors import EsperError, check_number
+from esper.leyline.errors import EsperError, check_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,7 @@ class ObjectiveConfig:
     """Cost of each rollback by the governor."""
 
     def __post_init__(self) -> None:
-        for name in ("size_price", "waste_price", "rollback_price"):
-            check_number("objective", name, getattr(self, name))
+        check_numbers("objective", self)
 
 
 def objective(config: ObjectiveConfig, *, committed_accuracy: float, added_params: int, host_params: int,

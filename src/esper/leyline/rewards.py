@@ -1,10 +1,10 @@
 """Reward modes and the prices of their terms. The terms themselves live in simic.rewards."""
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
-from esper.leyline.errors import EsperError, allowed, check_number
+from esper.leyline.errors import EsperError, allowed, check_numbers
 
 
 class RewardFamily(StrEnum):
@@ -22,12 +22,6 @@ class RewardMode(StrEnum):
     BASIC = "basic"
     BASIC_PLUS = "basic_plus"
     MINIMAL = "minimal"
-
-
-def _check_prices(config: object) -> None:
-    for f in fields(config):  # type: ignore[arg-type]
-        if f.type in ("float", "int"):
-            check_number(type(config).__name__, f.name, getattr(config, f.name), integer=f.type == "int")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +43,7 @@ class RentConfig:
     """More than this is never charged for one step."""
 
     def __post_init__(self) -> None:
-        _check_prices(self)
+        check_numbers("RentConfig", self)
         if self.host_params_floor < 1:
             raise EsperError(f"RentConfig: host_params_floor is {self.host_params_floor}, must be at least 1")
 
@@ -92,7 +86,7 @@ class RewardConfig:
     """`basic_plus`: share of a fossil's bonus that is paid out over the following epochs."""
 
     def __post_init__(self) -> None:
-        _check_prices(self)
+        check_numbers("RewardConfig", self)
         if not isinstance(self.mode, RewardMode):
             raise EsperError(f"RewardConfig: mode is {self.mode!r}; {allowed(RewardMode)}")
         if not isinstance(self.rent, RentConfig):
@@ -123,4 +117,4 @@ class LossRewardConfig:
     """Seeds younger than this pay no rent."""
 
     def __post_init__(self) -> None:
-        _check_prices(self)
+        check_numbers("LossRewardConfig", self)

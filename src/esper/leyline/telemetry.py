@@ -30,9 +30,8 @@ class TelemetryEventType(StrEnum):
 STEP_TABLES: Mapping[TelemetryEventType, str] = MappingProxyType({
     TelemetryEventType.LAST_ACTION: "steps", TelemetryEventType.REWARD_SUMMARY: "rewards",
     TelemetryEventType.THROUGHPUT: "throughput"})
-"""The table that each kind of step event fills."""
-STEP_EVENTS = frozenset(STEP_TABLES)
-"""Emitted for every env at every step: rows of a table at level normal, lines of the event log only at level debug."""
+"""Step events, and the table that each fills. Emitted for every env at every step: rows of a table at level normal, lines of
+the event log only at level debug."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class TelemetryEvent:
 class OutputBackend(Protocol):
     """A place where events go. `emit` is called in order, once per event, from the training thread.
 
-    An output with a true attribute `wants_step_events` also receives STEP_EVENTS at level normal."""
+    An output with a true attribute `wants_step_events` also receives step events at level normal."""
 
     def emit(self, seq: int, event: TelemetryEvent) -> None: ...
 

@@ -2,16 +2,9 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "Alert": "esper.nissa.alerts",
-    "AlertEngine": "esper.nissa.alerts",
-    "BlueprintAnalytics": "esper.nissa.analytics",
-    "JsonlOutput": "esper.nissa.outputs",
-    "MemoryOutput": "esper.nissa.outputs",
-    "ParquetOutput": "esper.nissa.tables",
-    "RunDirectory": "esper.nissa.rundir",
-    "TelemetryError": "esper.nissa.hub",
-    "TelemetryHub": "esper.nissa.hub",
-    "evaluate": "esper.nissa.alerts",
-    "get_hub": "esper.nissa.hub",
-    "read_events": "esper.nissa.outputs",
+    "esper.nissa.alerts": ("Alert", "AlertEngine", "evaluate"),
+    "esper.nissa.hub": ("TelemetryError", "TelemetryHub", "get_hub"),
+    "esper.nissa.outputs": ("JsonlOutput", "read_events"),
+    "esper.nissa.rundir": ("RunDirectory",),
+    "esper.nissa.tables": ("ParquetOutput",),
 })

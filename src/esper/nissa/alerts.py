@@ -98,6 +98,8 @@ class AlertEngine:
         self.active: dict[str, Alert] = {}
         self.evaluated: set[str] = set()
         """Codes of the rules whose metric has been seen."""
+        self.round: Mapping[str, float] = {}
+        """The figures of the last round that is over, without what could not be measured."""
         self._streaks = dict.fromkeys((rule.code for rule in RULES), 0)
         self._rewards: deque[float] = deque(maxlen=BASELINE_ROUNDS)
         self._begin_round()
@@ -113,9 +115,9 @@ class AlertEngine:
         if kind is TelemetryEventType.ROLLBACK:
             self._rollbacks += 1
         elif kind is TelemetryEventType.EPISODE_OUTCOME:
-            self._outcomes.append({name: data[name] for name in ("germinated", "fossilized", "pruned")})
+            self._outcomes.append({name: data.get(name) or 0 for name in ("germinated", "fossilized", "pruned")})
         elif kind is TelemetryEventType.ACTION_DISTRIBUTION:
-            self._actions, self._successes = data["action_counts"], data["action_successes"]
+            self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes") or {}
         if kind not in _JUDGED:
             return []
         numbers = _numbers(kind, data, nonfinite)
@@ -123,7 +125,8 @@ class AlertEngine:
         found = {f"{kind.value}.{name}": value for name, value in numbers.items()}
         scopes = [kind.value]
         if kind is TelemetryEventType.BATCH_COMPLETED:
-            found |= {f"round.{name}": value for name, value in self._round_metrics(numbers).items()}
+            self.round = self._round_metrics(numbers)
+            found |= {f"round.{name}": value for name, value in self.round.items()}
             scopes.append("round")
             self._begin_round()
         return [alert for rule in RULES if rule.metric.split(".")[0] in scopes and (alert := self._judge(rule, found))]
@@ -188,10 +191,3 @@ def evaluate(events: Iterable[TelemetryEvent | Mapping[str, Any]]) -> list[Alert
     """All alerts of a log or of a list of events; recorded alert events are passed over."""
     engine = AlertEngine()
     return [alert for event in events for alert in engine.observe(*event_parts(event))]
-
-
-def describe_alerts() -> str:
-    """The part of docs/telemetry.md about alerts."""
-    rows = [f"| `{r.code}` | `{r.metric}` {'>' if METRICS[r.metric].high is not None else '<'} {r.limit:g} | {r.streak} "
-            f"| {r.severity.value} | {r.sentence} |" for r in RULES]
-    return "\n".join(["| code | fault | times in a row | severity | meaning |", "|---|---|---|---|---|", *rows, ""])

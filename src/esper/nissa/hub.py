@@ -20,7 +20,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Self
 
-from esper.leyline import STEP_EVENTS, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
+from esper.leyline import STEP_TABLES, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
 
 OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
 
@@ -30,7 +30,7 @@ _MINIMAL_EVENTS = frozenset({
     TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
 })
 LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType({
-    kind: DEBUG if kind in STEP_EVENTS else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
+    kind: DEBUG if kind in STEP_TABLES else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
 })
 """The lowest level at which an event enters the numbered log."""
 
@@ -49,7 +49,6 @@ class TelemetryHub:
         self.level = level
         self.next_seq = 0
         self.round_idx: int | None = None
-        self._closed = False
         self._outputs: list[OutputBackend] = []
         self._step_outputs: list[OutputBackend] = []
         for output in outputs:
@@ -57,7 +56,6 @@ class TelemetryHub:
 
     def add_output(self, output: OutputBackend) -> None:
         """Add an output behind the others; it sees only what comes after."""
-        self._check_open("add an output")
         self._outputs.append(output)
         if getattr(output, "wants_step_events", False):
             self._step_outputs.append(output)
@@ -78,12 +76,11 @@ class TelemetryHub:
 
     def emit(self, event: TelemetryEvent) -> None:
         """Record an event. If an output fails, the others still get it, then TelemetryError names the failed one."""
-        self._check_open("emit")
         seq, kind = self.next_seq, event.event_type
         if self.level >= LOG_LEVEL[kind]:
             outputs = self._outputs
             self.next_seq += bool(outputs)
-        elif kind in STEP_EVENTS and self.level >= NORMAL:
+        elif kind in STEP_TABLES and self.level >= NORMAL:
             outputs = self._step_outputs
         else:
             return
@@ -93,24 +90,7 @@ class TelemetryHub:
 
     def flush(self) -> None:
         """Put everything emitted so far where a kill cannot take it away."""
-        self._check_open("flush")
         _each(self._outputs, lambda output: output.flush(), "flush failed")
-
-    def close(self) -> None:
-        """Close every output, even if one fails. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            _each(self._outputs, lambda output: output.close(), "close failed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _check_open(self, wish: str) -> None:
-        if self._closed:
-            raise TelemetryError(f"cannot {wish}: the hub is closed; make a new TelemetryHub")
 
 
 def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None], failure: str) -> None:

@@ -1,17 +1,17 @@
-"""Where events go: the run's JSONL log, its reader, and a list for tests. Outputs copy events; they never alter them.
+"""Where events go: the run's JSONL log, and its reader. Outputs copy events; they never alter them.
 
 A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
 process killed at any moment leaves a valid log plus at most one incomplete last line.
 """
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import math
 import mmap
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
@@ -22,23 +22,8 @@ import orjson
 from esper.leyline import TelemetryEvent, TelemetryEventType
 from esper.nissa.hub import TelemetryError
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(TelemetryEvent) if field.name != "data")
+_FIELDS = tuple(field.name for field in fields(TelemetryEvent) if field.name != "data")
 _LINE_START = b'{"seq":'
-
-
-class MemoryOutput:
-    """Keeps (seq, event) pairs in order."""
-
-    def __init__(self, *, wants_step_events: bool = False) -> None:
-        self.wants_step_events = wants_step_events
-        self.events: list[tuple[int, TelemetryEvent]] = []
-
-    def emit(self, seq: int, event: TelemetryEvent) -> None:
-        self.events.append((seq, event))
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonlOutput:
@@ -168,10 +153,6 @@ def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
         return _plain(value.value, path, nonfinite)
     if isinstance(value, np.generic | np.ndarray):
         return _plain(value.tolist(), path, nonfinite)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name), f"{path}.{f.name}", nonfinite) for f in dataclasses.fields(value)}
-    if isinstance(value, set | frozenset):  # sorted, or the same run would write different logs; members share the set's path
-        return sorted((_plain(item, path, nonfinite) for item in value), key=lambda item: (type(item).__name__, item))
     # Tensors end here on purpose: converting one would make the recorder wait for the device.
     raise TypeError(f"{path} is a {kind.__name__}, which the event log cannot hold; pass numbers, strings, enums, "
-                    "dataclasses, mappings, lists, tuples, sets or numpy values")
+                    "mappings, lists, tuples or numpy values")

@@ -79,9 +79,12 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: str | os.PathLike[str], seq: int, finished: tuple[int, int] | None = None) -> RunDirectory:
-        """A run to go on with from a checkpoint; see `truncate`."""
+        """A run to go on with from a checkpoint: log and tables forget what came after it. `seq` is the hub's next_seq when it
+        was taken, which is the number of its announcement. One that was not announced must say which epoch (round, epoch) was
+        `finished`, because steps on either side of it may have the same position."""
         run = cls.open(path)
-        run.truncate(seq, finished)
+        truncate_log(run.log, seq)
+        truncate_tables(run.tables, seq, finished)
         return run
 
     @property
@@ -101,13 +104,6 @@ class RunDirectory:
     def outputs(self) -> tuple[JsonlOutput, ParquetOutput]:
         """For `TelemetryHub.attached`; one writer at a time."""
         return JsonlOutput(self.log), ParquetOutput(self.tables)
-
-    def truncate(self, seq: int, finished: tuple[int, int] | None = None) -> None:
-        """Forget, in log and tables, what came after a checkpoint: `seq` is the hub's next_seq when it was taken, which is
-        the number of its announcement. One that was not announced must say which epoch (round, epoch) was `finished`,
-        because steps on either side of it may have the same position."""
-        truncate_log(self.log, seq)
-        truncate_tables(self.tables, seq, finished)
 
     # -- reading ------------------------------------------------------------------------------------------------------------
 

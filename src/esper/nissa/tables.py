@@ -18,22 +18,19 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from esper.leyline import EVENTS, STEP_TABLES, TelemetryEvent, TelemetryEventType, allowed
 from esper.leyline.files import PARTIAL, replace_file, sync_directory
-from esper.leyline.metrics import FieldKind
+from esper.leyline.metrics import CONTEXT, FieldKind
 from esper.nissa.hub import TelemetryError
 
-Row = tuple[int, float, TelemetryEvent, dict[str, Any]]
 _WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
 ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.FLOAT: pa.float64(), FieldKind.INT: pa.int64(), FieldKind.FLAG: pa.bool_(), FieldKind.TEXT: pa.string(),
     FieldKind.TEXTS: pa.list_(pa.string()), FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
     FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()), FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
 }
-_CONTEXT = (("round_idx", pa.int64()), ("env_id", pa.int64()), ("device", pa.string()), ("epoch", pa.int64()),
-            ("slot_id", pa.string()), ("seed_id", pa.string()))
-_PAYLOAD = {table: {f.name: ARROW_TYPES[f.kind] for f in EVENTS[kind].fields} for kind, table in STEP_TABLES.items()}
-SCHEMAS = {table: pa.schema([("seq", pa.int64()), ("t_wall", pa.float64()), *_CONTEXT, *payload.items()])
-           for table, payload in _PAYLOAD.items()}
+SCHEMAS = {table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])
+           for kind, table in STEP_TABLES.items()}
 """Columns of each table: position in the log, time, the event's context, and its payload."""
+_EVENT_CONTEXT = tuple(f.name for f in CONTEXT if f.name not in ("seq", "t_wall"))
 
 
 class ParquetOutput:
@@ -46,7 +43,7 @@ class ParquetOutput:
         if not self.directory.is_dir():
             raise TelemetryError(f"cannot write tables: {self.directory} is not a directory")
         _drop_partial(self.directory)
-        self._rows: dict[tuple[str, int], list[Row]] = {}
+        self._rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
 
     def __repr__(self) -> str:
         return f"ParquetOutput({str(self.directory)!r})"
@@ -56,11 +53,13 @@ class ParquetOutput:
         if table is not None:
             if event.round_idx is None:
                 raise TelemetryError(f"{event.event_type.value} names no round; set the hub's round_idx")
-            known = _PAYLOAD[table].keys()
-            if not event.data.keys() <= known:
-                raise TelemetryError(f"{event.event_type.value} has fields {sorted(event.data.keys() - known)} that the registry "
+            known = [field.name for field in EVENTS[event.event_type].fields]
+            if unknown := event.data.keys() - set(known):
+                raise TelemetryError(f"{event.event_type.value} has fields {sorted(unknown)} that the registry "
                                      f"does not know; {allowed(known)}")
-            self._rows.setdefault((table, event.round_idx), []).append((seq, time.time(), event, dict(event.data)))
+            context = {name: getattr(event, name) for name in _EVENT_CONTEXT}
+            row = {"seq": seq, "t_wall": time.time(), **context, **event.data}
+            self._rows.setdefault((table, event.round_idx), []).append(row)
         elif event.event_type in _WRITE_AFTER:
             self.flush()
 
@@ -78,12 +77,9 @@ class ParquetOutput:
         self.flush()
 
 
-def _columns(table: str, rows: Sequence[Row]) -> pa.Table:
-    seqs, times, events, payloads = zip(*rows, strict=True)
-    columns = [pa.array(seqs, pa.int64()), pa.array(times, pa.float64())]
-    columns += [_array(name, kind, [getattr(event, name) for event in events]) for name, kind in _CONTEXT]
-    columns += [_array(name, kind, [data.get(name) for data in payloads]) for name, kind in _PAYLOAD[table].items()]
-    return pa.table(columns, schema=SCHEMAS[table])
+def _columns(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    schema = SCHEMAS[table]
+    return pa.table([_array(field.name, field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
 
 
 def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:

@@ -2,13 +2,11 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "PPOAgent": "esper.simic.agent.ppo",
-    "ParallelEnvState": "esper.simic.training.parallel_env_state",
-    "TrainingConfig": "esper.simic.training.config",
-    "advance_active_seed": "esper.simic.seed_management",
-    "aggregate_ppo_metrics": "esper.simic.seed_management",
-    "calculate_entropy_anneal_steps": "esper.simic.seed_management",
-    "resolve_target_slot": "esper.simic.seed_management",
-    "run_ppo_updates": "esper.simic.seed_management",
-    "train_ppo_vectorized": "esper.simic.training.vectorized",
+    "esper.simic.agent.ppo": ("PPOAgent",),
+    "esper.simic.seed_management": (
+        "advance_active_seed", "aggregate_ppo_metrics", "calculate_entropy_anneal_steps", "resolve_target_slot",
+        "run_ppo_updates"),
+    "esper.simic.training.config": ("TrainingConfig",),
+    "esper.simic.training.parallel_env_state": ("ParallelEnvState",),
+    "esper.simic.training.vectorized": ("train_ppo_vectorized",),
 })

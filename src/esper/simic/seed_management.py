@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from esper.leyline import EsperError, SeedStage, SlotConfig, SlotIdError, allowed, check_number
+from esper.leyline import EsperError, SeedStage, SlotConfig, SlotIdError, TelemetryEventType, allowed, check_number
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics, aggregate
-from esper.simic.telemetry.emitters import emit_alert
+from esper.simic.telemetry.emitters import emit_event
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def handle_telemetry_escalation(anomaly_report: AnomalyReport, telemetry_config:
 def emit_anomaly_diagnostics(hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int) -> None:
     """One alert event for each alert that the round has raised."""
     for alert in anomaly_report.raised:
-        emit_alert(hub, alert, round_idx=batch_idx, epoch=epoch_idx)
+        emit_event(hub, TelemetryEventType.ALERT, asdict(alert), round_idx=batch_idx, epoch=epoch_idx)
 
 
 __all__ = [  # noqa: RUF022  the order is a contract

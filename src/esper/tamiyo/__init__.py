@@ -2,14 +2,10 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "AlwaysWait": "esper.tamiyo.scripted",
-    "FixedSchedule": "esper.tamiyo.scripted",
-    "Planting": "esper.tamiyo.scripted",
-    "RandomValid": "esper.tamiyo.scripted",
-    "RecurrentPolicy": "esper.tamiyo.policy",
-    "SignalTracker": "esper.tamiyo.tracker",
-    "TamiyoNetwork": "esper.tamiyo.network",
-    "batch_obs_to_features": "esper.tamiyo.features",
-    "build_slot_states": "esper.tamiyo.masks",
-    "compute_action_masks": "esper.tamiyo.masks",
+    "esper.tamiyo.features": ("batch_obs_to_features",),
+    "esper.tamiyo.masks": ("build_slot_states", "compute_action_masks"),
+    "esper.tamiyo.network": ("TamiyoNetwork",),
+    "esper.tamiyo.policy": ("RecurrentPolicy",),
+    "esper.tamiyo.scripted": ("AlwaysWait", "FixedSchedule", "Planting", "RandomValid"),
+    "esper.tamiyo.tracker": ("SignalTracker",),
 })

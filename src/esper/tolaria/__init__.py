@@ -2,10 +2,7 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "GovernorConfig": "esper.tolaria.governor",
-    "TolariaGovernor": "esper.tolaria.governor",
-    "Veto": "esper.tolaria.governor",
-    "create_model": "esper.tolaria.factory",
-    "preflight": "esper.tolaria.governor",
-    "validate_device": "esper.tolaria.devices",
+    "esper.tolaria.devices": ("validate_device",),
+    "esper.tolaria.factory": ("create_model",),
+    "esper.tolaria.governor": ("GovernorConfig", "TolariaGovernor", "Veto", "preflight"),
 })

@@ -9,7 +9,8 @@ import torch
 from env_helpers import RandomValid, make_env, small_task, wait
 from esper.kasmina import PopulationOptimizer, snapshot_row
 from esper.leyline import CLOCK, TRANSITIONS, LifecycleKind, PanicReason, SeedStage, TelemetryEventType
-from esper.nissa import MemoryOutput, TelemetryHub
+from esper.nissa import TelemetryHub
+from memory_output import MemoryOutput
 
 EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
 

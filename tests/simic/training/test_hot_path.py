@@ -111,10 +111,11 @@ def test_two_synchronizes_per_stream_per_epoch(streams) -> None:
 
 def test_an_epoch_takes_three_copies_to_decide_and_record_and_one_for_each_phase_before(monkeypatch) -> None:
     """Through the whole trainer, with its recorder at work: actions, probabilities of operations, confidences of heads."""
-    from esper.nissa import MemoryOutput, TelemetryHub
+    from esper.nissa import TelemetryHub
     from esper.simic import train_ppo_vectorized
     from esper.simic.agent.ppo import PPOAgent
     from esper.simic.training import vectorized
+    from memory_output import MemoryOutput
     from run_helpers import SMALL
 
     copies, counting = [], [False]

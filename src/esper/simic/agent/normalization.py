@@ -60,9 +60,6 @@ class RunningMeanStd:
         self.var = (1 - share) * (self.var if old else 0.0) + share * var + share * (1 - share) * (mean - self.mean) ** 2
         self.mean = self.mean + share * (mean - self.mean)
 
-    def normalize(self, values: npt.ArrayLike | Tensor, *, clip: float = 10.0) -> Array:
-        return np.clip((_as_array(values) - self.mean) / np.sqrt(self.var + 1e-8), -clip, clip)
-
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count, "decay": self.decay}
 

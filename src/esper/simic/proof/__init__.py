@@ -2,11 +2,9 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "FlopMeter": "esper.simic.proof.flops",
-    "Played": "esper.simic.proof.episodes",
-    "load_policy": "esper.simic.proof.policies",
-    "play": "esper.simic.proof.episodes",
-    "prove": "esper.simic.proof.compare",
-    "search_schedules": "esper.simic.proof.search",
-    "ship_policy": "esper.simic.proof.policies",
+    "esper.simic.proof.compare": ("prove",),
+    "esper.simic.proof.episodes": ("Played", "play"),
+    "esper.simic.proof.flops": ("FlopMeter",),
+    "esper.simic.proof.policies": ("load_policy", "ship_policy"),
+    "esper.simic.proof.search": ("search_schedules",),
 })

@@ -2,11 +2,10 @@
 from esper._lazy import lazy_exports
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "RewardComponentsTelemetry": "esper.simic.rewards.telemetry",
-    "RewardEngine": "esper.simic.rewards.engine",
-    "compute_loss_reward": "esper.simic.rewards.loss",
-    "compute_rent_and_shock_inputs": "esper.simic.rewards.terms",
-    "compute_reward": "esper.simic.rewards.contribution",
-    "compute_scaffold_hindsight_credit": "esper.simic.rewards.terms",
-    "potential": "esper.simic.rewards.shaping",
+    "esper.simic.rewards.contribution": ("compute_reward",),
+    "esper.simic.rewards.engine": ("RewardEngine",),
+    "esper.simic.rewards.loss": ("compute_loss_reward",),
+    "esper.simic.rewards.shaping": ("potential",),
+    "esper.simic.rewards.telemetry": ("RewardComponentsTelemetry",),
+    "esper.simic.rewards.terms": ("compute_rent_and_shock_inputs", "compute_scaffold_hindsight_credit"),
 })

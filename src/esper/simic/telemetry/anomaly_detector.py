@@ -16,10 +16,8 @@ class AnomalyReport:
     round_idx: int
     raised: tuple[Alert, ...] = ()
     """Alerts of this round."""
-    active: tuple[Alert, ...] = ()
-    """What is at fault when the round is over, however long already."""
     last_anomaly: int | None = None
-    """The last round with an alert or something active, this one included; None if there was none."""
+    """The last round that had an alert or ended with something at fault, this one included; None if there was none."""
 
 
 class AnomalyDetector:
@@ -41,9 +39,9 @@ class AnomalyDetector:
         kind, data, nonfinite = event_parts(event)
         self._raised += self.engine.observe(kind, data, nonfinite)
         if kind is TelemetryEventType.BATCH_COMPLETED:
-            round_idx, active = data["round_idx"], tuple(self.engine.active.values())
-            last = round_idx if active or self._raised else self.report.last_anomaly
-            self.report = AnomalyReport(round_idx=round_idx, raised=tuple(self._raised), active=active, last_anomaly=last)
+            round_idx = data["round_idx"]
+            last = round_idx if self.engine.active or self._raised else self.report.last_anomaly
+            self.report = AnomalyReport(round_idx=round_idx, raised=tuple(self._raised), last_anomaly=last)
             self._raised = []
 
     def flush(self) -> None: ...

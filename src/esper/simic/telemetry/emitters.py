@@ -31,19 +31,18 @@ from esper.leyline import (
     TelemetryEventType,
     allowed,
 )
-from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 
 if TYPE_CHECKING:
-    from esper.nissa import Alert, TelemetryHub
+    from esper.nissa import TelemetryHub
     from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
     from esper.simic.attribution import CoalitionTable
     from esper.simic.contracts import ActionOutcome
     from esper.simic.rewards import RewardComponentsTelemetry
 
 DEAD_SHARE = 0.9
-"""A layer is dead if more of its gradient than this is zero, and explodes if more than this is large."""
-RUN_STATUS = ("finished", "stopped", "failed")
+"""A layer is dead if more of its gradient than this is zero."""
 _CHOICES: Mapping[str, Sequence[str | int | float]] = {
     "blueprint": BLUEPRINT_IDS, "style": [style.name for style in GerminationStyle], "tempo": TEMPO_EPOCHS,
     "alpha_target": ALPHA_TARGET_VALUES, "alpha_speed": ALPHA_SPEED_EPOCHS,
@@ -51,7 +50,8 @@ _CHOICES: Mapping[str, Sequence[str | int | float]] = {
 """What the index of a parameter head stands for."""
 
 
-def _emit(hub: TelemetryHub, kind: TelemetryEventType, data: Mapping[str, Any], **context: Any) -> None:
+def emit_event(hub: TelemetryHub, kind: TelemetryEventType, data: Mapping[str, Any], **context: Any) -> None:
+    """Emit a payload as it is; `context` are further fields of the event."""
     hub.emit(TelemetryEvent(event_type=kind, data=data, **context))
 
 
@@ -76,7 +76,7 @@ def emit_batch_completed(hub: TelemetryHub, batch_idx: int, episodes_completed: 
         limit = METRICS["batch_completed.accuracy_drop"].high
         assert limit is not None
         degraded, drop = check_performance_degradation(avg_accuracy, baseline_accuracy, limit)
-    _emit(hub, TelemetryEventType.BATCH_COMPLETED, {
+    emit_event(hub, TelemetryEventType.BATCH_COMPLETED, {
         "round_idx": batch_idx, "rounds": rounds, "episodes_completed": episodes_completed, "avg_reward": avg_reward,
         "avg_accuracy": avg_accuracy, "avg_val_accuracy": avg_val_accuracy, "avg_committed_accuracy": avg_committed_accuracy,
         "avg_objective": avg_objective, "avg_added_params": avg_added_params, "rollbacks": rollbacks,
@@ -101,7 +101,7 @@ def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: s
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
     slot = target_slot if relevant["slot"] else None
     sampled = {} if indices is None else dict(zip(HEAD_NAMES, indices, strict=True))
-    _emit(hub, TelemetryEventType.LAST_ACTION, {
+    emit_event(hub, TelemetryEventType.LAST_ACTION, {
         "op": action_type, "slot": slot,
         **{head: values[sampled[head]] if sampled and relevant[head] else None for head, values in _CHOICES.items()},
         "executed": None if outcome is None else outcome.executed,
@@ -130,13 +130,13 @@ def compute_grad_norm_surrogate(model: nn.Module) -> float:
 
 def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
     """How many layers have a gradient that is dead or not finite, and the share that has neither."""
-    bad = [(s.zero_fraction > DEAD_SHARE, s.nan_count + s.inf_count > 0) for s in layer_stats]
+    bad = [(s.zero_fraction > DEAD_SHARE, s.nonfinite_count > 0) for s in layer_stats]
     return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
             "dead_layers": sum(dead for dead, _ in bad), "nonfinite_layers": sum(nonfinite for _, nonfinite in bad)}
 
 
 def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
-                          telemetry_level: TelemetryLevel, *, stability: StabilityReport | None = None,
+                          telemetry_level: TelemetryLevel, *, nonfinite: list[str] | None = None,
                           clipped_grad_norm: float | None = None) -> None:
     """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a step was skipped
     what was not finite."""
@@ -146,29 +146,28 @@ def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, laye
         data |= aggregate_layer_gradient_health(layer_stats)
     if clipped_grad_norm is not None:
         data["clipped_grad_norm"] = clipped_grad_norm
-    if stability is not None:
-        data["nonfinite"] = sorted({*stability.nan_parameters, *stability.inf_parameters, *stability.nan_gradients,
-                                    *stability.inf_gradients})
-    _emit(hub, TelemetryEventType.PPO_UPDATE, data)
+    if nonfinite is not None:
+        data["nonfinite"] = nonfinite
+    emit_event(hub, TelemetryEventType.PPO_UPDATE, data)
 
 
 def emit_action_distribution(hub: TelemetryHub, action_counts: dict[str, int], action_successes: dict[str, int]) -> None:
     """How often each operation was sampled and carried out in a round."""
     if unknown := action_successes.keys() - action_counts.keys():
         raise EsperError(f"successes of {sorted(unknown)} without counts; {allowed(action_counts)}")
-    _emit(hub, TelemetryEventType.ACTION_DISTRIBUTION, {"action_counts": dict(action_counts),
-                                                       "action_successes": dict(action_successes)})
+    emit_event(hub, TelemetryEventType.ACTION_DISTRIBUTION, {
+        "action_counts": dict(action_counts), "action_successes": dict(action_successes)})
 
 
 def emit_cf_unavailable(hub: TelemetryHub, env_id: int, device: str, reason: str, *, epoch: int | None = None) -> None:
     """Say that no contribution could be measured, and why."""
-    _emit(hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch)
+    emit_event(hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch)
 
 
 def emit_throughput(hub: TelemetryHub, env_id: int, device: str, batches_per_second: float, samples_per_second: float,
                     gpu_utilization: float | None, *, epoch: int | None = None) -> None:
     """How fast one env trained in an epoch; utilization None where it is not measured."""
-    _emit(hub, TelemetryEventType.THROUGHPUT, {
+    emit_event(hub, TelemetryEventType.THROUGHPUT, {
         "batches_per_second": batches_per_second, "samples_per_second": samples_per_second,
         "gpu_utilization": gpu_utilization}, env_id=env_id, device=device, epoch=epoch)
 
@@ -176,8 +175,8 @@ def emit_throughput(hub: TelemetryHub, env_id: int, device: str, batches_per_sec
 def emit_reward_summary(hub: TelemetryHub, env_id: int, device: str, reward_components: RewardComponentsTelemetry,
                         total_reward: float, *, epoch: int | None = None) -> None:
     """What one step's reward is made of."""
-    _emit(hub, TelemetryEventType.REWARD_SUMMARY, {"components": dict(reward_components), "total_reward": total_reward},
-          env_id=env_id, device=device, epoch=epoch)
+    emit_event(hub, TelemetryEventType.REWARD_SUMMARY, {"components": dict(reward_components), "total_reward": total_reward},
+               env_id=env_id, device=device, epoch=epoch)
 
 
 def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]) -> None:
@@ -186,7 +185,7 @@ def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]
         if counts.keys() != {"hits", "total"} or not 0 <= counts["hits"] <= counts["total"]:
             raise EsperError(f"mask statistics of {name} are {counts}; allowed: hits from 0 to total, and total")
     hits, totals = ({name: counts[key] for name, counts in mask_stats.items()} for key in ("hits", "total"))
-    _emit(hub, TelemetryEventType.MASK_HIT_RATES, {
+    emit_event(hub, TelemetryEventType.MASK_HIT_RATES, {
         "hits": hits, "totals": totals, "hit_rates": {name: hits[name] / total for name, total in totals.items() if total}})
 
 
@@ -209,29 +208,11 @@ def apply_slot_telemetry(slot_config: dict[str, Any], telemetry_config: Telemetr
 # -- the rest of a run's story -------------------------------------------------------------------------------------------------
 
 
-def emit_run_started(hub: TelemetryHub, *, task: str, policy: str, reward_mode: str, seed: int, rounds: int, envs: int,
-                     episode_length: int, slots: Sequence[str], host_params: int) -> None:
-    """The first event of a run."""
-    _emit(hub, TelemetryEventType.RUN_STARTED, {
-        "task": task, "policy": policy, "reward_mode": reward_mode, "seed": seed, "rounds": rounds, "envs": envs,
-        "episode_length": episode_length, "slots": list(slots), "host_params": host_params})
-
-
-def emit_run_ended(hub: TelemetryHub, status: str, *, rounds_completed: int, episodes_completed: int, env_steps: int,
-                   seconds: float, message: str | None = None) -> None:
-    """The last event of a run."""
-    if status not in RUN_STATUS:
-        raise EsperError(f"a run cannot end as {status!r}; {allowed(RUN_STATUS)}")
-    _emit(hub, TelemetryEventType.RUN_ENDED, {
-        "status": status, "message": message, "rounds_completed": rounds_completed, "episodes_completed": episodes_completed,
-        "env_steps": env_steps, "seconds": seconds})
-
-
 def emit_attribution(hub: TelemetryHub, env_id: int, device: str, table: CoalitionTable, *, epoch: int | None = None) -> None:
     """Everything that one epoch's coalition table says about who contributes what."""
     shapley = table.shapley()
     pairs = {f"{a}+{b}": table.interaction(a, b) for a, b in combinations(table.slots, 2) if table.has_pairs(a)}
-    _emit(hub, TelemetryEventType.ATTRIBUTION, {
+    emit_event(hub, TelemetryEventType.ATTRIBUTION, {
         "slots": list(table.slots), "accuracy": table.full.accuracy, "host_accuracy": table.empty.accuracy,
         "committed_accuracy": table.committed.accuracy, "leave_one_out": {s: table.leave_one_out(s) for s in table.slots},
         "shapley": {s: v.value for s, v in shapley.items()}, "shapley_error": {s: v.standard_error for s, v in shapley.items()},
@@ -241,18 +222,7 @@ def emit_attribution(hub: TelemetryHub, env_id: int, device: str, table: Coaliti
 def emit_episode_outcome(hub: TelemetryHub, outcome: EpisodeOutcome, *, device: str | None = None) -> None:
     """What an episode came to; once, after all penalties."""
     data = asdict(outcome)
-    _emit(hub, TelemetryEventType.EPISODE_OUTCOME, data, env_id=data.pop("env_id"), device=device, epoch=outcome.epochs)
-
-
-def emit_alert(hub: TelemetryHub, alert: Alert, *, epoch: int | None = None, round_idx: int | None = None) -> None:
-    """A rule's finding."""
-    _emit(hub, TelemetryEventType.ALERT, asdict(alert), epoch=epoch, round_idx=round_idx)
-
-
-def emit_checkpoint(hub: TelemetryHub, path: str, *, finished_rounds: int, finished_epochs: int, best: bool) -> None:
-    """A checkpoint that holds `hub.next_seq` as its `seq` was saved; emit this at once, before anything else."""
-    _emit(hub, TelemetryEventType.CHECKPOINT, {"path": path, "finished_rounds": finished_rounds,
-                                              "finished_epochs": finished_epochs, "best": best})
+    emit_event(hub, TelemetryEventType.EPISODE_OUTCOME, data, env_id=data.pop("env_id"), device=device, epoch=outcome.epochs)
 
 
 __all__ = [  # noqa: RUF022  the order is a contract
@@ -269,10 +239,7 @@ __all__ = [  # noqa: RUF022  the order is a contract
     "emit_mask_hit_rates",
     "check_performance_degradation",
     "apply_slot_telemetry",
-    "emit_run_started",
-    "emit_run_ended",
     "emit_attribution",
     "emit_episode_outcome",
-    "emit_alert",
-    "emit_checkpoint",
+    "emit_event",
 ]

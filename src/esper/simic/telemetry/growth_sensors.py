@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from esper.kasmina.model import MorphogeneticModel, cross_entropy
-from esper.kasmina.optim import Criterion
+from esper.kasmina.model import MorphogeneticModel
 from esper.leyline import EsperError
 
 KERNEL = 3
@@ -79,19 +78,6 @@ class GrowthProbe:
             around = torch.linalg.vector_norm(torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1:]], 2), dim=2)
             ratio = around / (tap.shape[2] - 1) ** 0.5 / tap[..., CENTRE]
         return GrowthSensors(torch.stack(norms, 1), score, torch.stack(ranks, 1), ratio)
-
-
-def measure_growth(model: MorphogeneticModel, x: Tensor, targets: Tensor, host_norm: Tensor,
-                   criterion: Criterion = cross_entropy) -> GrowthSensors:
-    """The same sensors from a pass of their own over a training batch, where no step is to be taken. Touches nothing: in this
-    pass no parameter has a gradient."""
-    probe = GrowthProbe()
-    with torch.enable_grad():
-        outputs = model.forward_probed(x, probe)
-        if model.population == 1 and targets.dim() == outputs.dim() - 2:
-            targets = targets.unsqueeze(0)
-        criterion(outputs, targets).sum().backward()
-    return probe.read(model, host_norm)
 
 
 def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,24 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage
+from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage, TelemetryEventType
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
-from esper.simic.telemetry.debug_telemetry import LayerGradientStats, StabilityReport
+from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.emitters import (
     compute_grad_norm_surrogate,
     emit_action_distribution,
     emit_attribution,
     emit_batch_completed,
     emit_cf_unavailable,
-    emit_checkpoint,
     emit_episode_outcome,
+    emit_event,
     emit_last_action,
     emit_mask_hit_rates,
     emit_ppo_update_event,
     emit_reward_summary,
-    emit_run_ended,
-    emit_run_started,
     emit_throughput,
 )
 from esper.simic.telemetry.gradient_collector import collect_seed_gradients_async
@@ -58,7 +56,7 @@ class RunRecorder:
 
     def __init__(self, hub: TelemetryHub, config: TrainingConfig, *,
                  collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
-                 check_numerical_stability: Callable[[nn.Module, Tensor], StabilityReport]) -> None:
+                 check_numerical_stability: Callable[[nn.Module], list[str]]) -> None:
         self.hub, self.config = hub, config
         self.detector = AnomalyDetector()
         self._collect_gradients, self._check_stability = collect_per_layer_gradients, check_numerical_stability
@@ -81,16 +79,18 @@ class RunRecorder:
     def begin_run(self, env: VectorEnv) -> None:
         config, rules = self.config, env.rules
         family = config.reward_family.value
-        emit_run_started(self.hub, task=config.task, policy=config.policy, seed=config.seed, rounds=config.rounds,
-                         reward_mode=config.reward.mode.value if family == "contribution" else family, envs=config.envs,
-                         episode_length=rules.max_epochs, slots=rules.slot_config.slot_ids,
-                         host_params=env.groups[0].model.host_params)
+        emit_event(self.hub, TelemetryEventType.RUN_STARTED, {
+            "task": config.task, "policy": config.policy,
+            "reward_mode": config.reward.mode.value if family == "contribution" else family, "seed": config.seed,
+            "rounds": config.rounds, "envs": config.envs, "episode_length": rules.max_epochs,
+            "slots": list(rules.slot_config.slot_ids), "host_params": env.groups[0].model.host_params})
 
     def end_run(self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None) -> None:
         rounds = len(progress.history)
-        emit_run_ended(self.hub, status, rounds_completed=rounds, episodes_completed=rounds * self.config.envs,
-                       env_steps=rounds * self.config.envs * max_epochs, seconds=time.perf_counter() - self._began,
-                       message=message)
+        emit_event(self.hub, TelemetryEventType.RUN_ENDED, {
+            "status": status, "message": message, "rounds_completed": rounds,
+            "episodes_completed": rounds * self.config.envs, "env_steps": rounds * self.config.envs * max_epochs,
+            "seconds": time.perf_counter() - self._began})
         self.hub.flush()
 
     def begin_round(self, round_idx: int) -> None:
@@ -165,12 +165,14 @@ class RunRecorder:
         """An update; at level debug with the health of the policy's layers, and after a skipped step with what was not finite."""
         network, closely = agent.policy.network, self.level >= TelemetryLevel.DEBUG
         layers = self._collect_gradients(network) if closely else None
-        stability = self._check_stability(network, torch.tensor(metrics.policy_loss)) if metrics.skipped_steps else None
-        emit_ppo_update_event(self.hub, metrics, layers, self.level, stability=stability,
+        nonfinite = self._check_stability(network) if metrics.skipped_steps else None
+        emit_ppo_update_event(self.hub, metrics, layers, self.level, nonfinite=nonfinite,
                               clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None)
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
-        emit_checkpoint(self.hub, name, finished_rounds=progress.round_idx, finished_epochs=progress.epoch, best=best)
+        """A checkpoint that holds `next_seq` as its `seq` was saved; to be called at once, before anything else is emitted."""
+        emit_event(self.hub, TelemetryEventType.CHECKPOINT, {
+            "path": name, "finished_rounds": progress.round_idx, "finished_epochs": progress.epoch, "best": best})
         self.hub.flush()
 
     # -- checkpoints --------------------------------------------------------------------------------------------------------
@@ -186,8 +188,12 @@ class RunRecorder:
 
 def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
     """The last step's gradient of each learning seed over its host's, by env and slot."""
-    measured = [collect_seed_gradients_async(group.optimizer) for group in env.groups]
-    by_group = bring_home([dual.ratio for dual in measured])
-    return {member.env_idx: {slot: ratio[member.row] for slot, ratio in zip(dual.seeds.slots, ratios, strict=True)
-                             if ratio[member.row] > 0}
-            for group, dual, ratios in zip(env.groups, measured, by_group, strict=True) for member in group.envs}
+    measured = [(group, slot, ratio) for group in env.groups
+                for slot, ratio in collect_seed_gradients_async(group.optimizer).items()]
+    found: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
+    home = bring_home([ratio for _, _, ratio in measured]) if measured else []
+    for (group, slot, _), ratios in zip(measured, home, strict=True):
+        for member in group.envs:
+            if ratios[member.row] > 0:
+                found[member.env_idx][slot] = ratios[member.row]
+    return found
