@@ -43,7 +43,6 @@ class Host(nn.Module):
         return tuple(spec.slot_id for spec in self.injection_specs())
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
-        """From boundary index−1 to boundary index of `execution_order`; the last segment leads to the output."""
         raise NotImplementedError
 
     def spec(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ from esper.leyline.protocols import ActionMasks, GovernorReport, PanicReason, Po
 from esper.leyline.reports import REPORT_DTYPE, ReportArray, SeedMetrics, SeedStateReport, TrainingSignals, stack_reports
 from esper.leyline.rewards import LossRewardConfig, RentConfig, RewardConfig, RewardFamily, RewardMode
 from esper.leyline.rng import Purpose, stream_seed
-from esper.leyline.slots import InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
+from esper.leyline.slots import HostProtocol, InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
 from esper.leyline.stages import (
     BLENDED_STAGES,
     CLOCK,
