@@ -228,6 +228,6 @@ def test_a_failing_run_still_closes_its_outputs(calls: list[tuple[object, ...]])
 def test_exports() -> None:
     for name in nissa.__all__:
         assert getattr(nissa, name).__name__ == name
-    assert {"get_hub", "JsonlOutput", "ParquetOutput", "RunDirectory"} <= set(nissa.__all__)
+    assert {"get_hub", "JsonlOutput", "ParquetOutput", "RunDirectory", "BlueprintAnalytics"} <= set(nissa.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = nissa.no_such_name
