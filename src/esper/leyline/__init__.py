@@ -80,3 +80,21 @@ from esper.leyline.stages import (
     legal_ops,
 )
 from esper.leyline.telemetry import STEP_TABLES, OutputBackend, TelemetryEvent, TelemetryEventType
+
+__all__ = [
+    "ALPHA_CURVE_STEEPNESS", "ALPHA_CURVE_VALUES", "ALPHA_SPEED_EPOCHS", "ALPHA_TARGET_VALUES", "BLENDED_STAGES",
+    "BLUEPRINTS_BY_TOPOLOGY", "BLUEPRINT_IDS", "BLUEPRINT_ID_TO_INDEX", "CLOCK", "COOLDOWN_STAGES", "EVENTS", "HEAD_ENUMS",
+    "HEAD_NAMES", "IRRELEVANT_VALUES", "LIVE_STAGES", "METRICS", "NUM_HEADS", "OP_ADVANCE", "OP_FOSSILIZE", "OP_GERMINATE",
+    "OP_NAMES", "OP_PRUNE", "OP_SET_ALPHA_TARGET", "OP_WAIT", "PHASES", "RELEVANCE", "REPORT_DTYPE", "STAGES", "STEP_TABLES",
+    "STYLE_ALPHA_ALGORITHMS", "STYLE_BLEND_IDS", "STYLE_CURVES", "TEMPO_EPOCHS", "TRANSITIONS", "ActionMasks",
+    "AlphaAlgorithm", "AlphaCurve", "AlphaCurveAction", "AlphaMode", "AlphaSpeedAction", "AlphaTargetAction",
+    "BlueprintAction", "BlueprintError", "EpisodeOutcome", "EsperError", "FactoredAction", "GateConfig", "GateFailure",
+    "GateLevel", "GateReason", "GateResult", "GerminationStyle", "GovernorReport", "HostProtocol", "Incubation",
+    "InjectionSpec", "LifecycleKind", "LifecycleOp", "LifecycleRecord", "LossRewardConfig", "ObjectiveConfig", "OnEnter",
+    "OpResult", "OutputBackend", "Pacing", "PanicReason", "PolicyObservation", "PolicyProtocol", "PolicyStep",
+    "PopulationError", "PruneCause", "Purpose", "RentConfig", "ReportArray", "RewardConfig", "RewardFamily", "RewardMode",
+    "SeedMetrics", "SeedStage", "SeedStateReport", "ShapeError", "SlotConfig", "SlotIdError", "StructureError",
+    "TelemetryEvent", "TelemetryEventType", "TempoAction", "Topology", "TrainingSignals", "Transition", "TransitionError",
+    "allowed", "check_number", "format_slot_id", "head_sizes", "legal_ops", "objective", "parse_slot_id", "stack_reports",
+    "stream_seed",
+]
