@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 from benchmarks.play import make_env, play, split_of
 
-from benchmarks import decision_value, policies
+from benchmarks import decision_value
 from esper.runtime.tasks import get_task_spec
-from esper.tamiyo import FixedSchedule
+from esper.tamiyo import FixedSchedule, Planting
 
 
 @pytest.mark.parametrize("name", ["digits_baseline", "digits_shift"])
 def test_a_schedule_comes_to_the_same_in_the_environment(name) -> None:
     task = replace(get_task_spec(name), episode_length=14, steps_per_epoch=4)
-    text = "conv_light r0c0 @1 + conv_small r1c0 @3"
-    plantings = policies.schedule(task, text)
-    plan = tuple(decision_value.Planting(p.epoch, task.slots[p.slot], p.blueprint) for p in plantings)
-    assert decision_value.name(plan) == text
+    plan = (decision_value.Planting(1, "r0c0", "conv_light"), decision_value.Planting(3, "r1c0", "conv_small"))
+    plantings = [Planting(p.epoch, task.slots.index(p.slot), p.blueprint) for p in plan]
     found = decision_value.run(task, split_of(task.dataset, task.val_size), [(plan, env) for env in range(5, 9)])
     played = play(make_env(task, range(5, 9)), FixedSchedule([plantings] * 4))
     for env, outcome in zip(range(5, 9), played, strict=True):

@@ -13,7 +13,7 @@ import pytest
 from esper.nissa import RunDirectory
 from esper.scripts.cli import main as esper
 from esper.tamiyo.policy import read_archive
-from run_helpers import SMALL, assert_same_run, train
+from run_helpers import SMALL, assert_same_run, assert_same_weights, train
 
 CODE = f"""
 import sys, torch
@@ -78,3 +78,19 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path) -> None:
     train(tmp_path / "killed", **changes, resume="auto")
     train(tmp_path / "straight", **changes)
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
+
+
+def test_a_run_killed_before_it_announced_its_checkpoint_does_so_when_it_goes_on(tmp_path) -> None:
+    changes = {"rounds": 2, "episode_length": 4}
+    for name in ("killed", "straight"):
+        train(tmp_path / name, **changes)
+    first, last = sorted((tmp_path / "killed" / "checkpoints").glob("round-*.safetensors"))
+    best, log = first.with_name("best.safetensors"), tmp_path / "killed" / "events.jsonl"
+    seq = read_archive(first, kind="run")[1]["seq"]
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:seq]))
+    last.unlink()
+    best.unlink()
+    train(tmp_path / "killed", **changes, resume="auto")
+    assert_same_run(tmp_path / "straight", tmp_path / "killed")
+    assert_same_weights(*(read_archive(tmp_path / name / "checkpoints" / "best.safetensors", kind="run")[0]
+                          for name in ("killed", "straight")))

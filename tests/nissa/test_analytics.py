@@ -34,7 +34,8 @@ EXPECTED = [
 def test_scoreboard_live_and_from_the_log(tmp_path: Path) -> None:
     live, later = BlueprintAnalytics(), BlueprintAnalytics()
     assert live.scoreboard() == []
-    with TelemetryHub([live, JsonlOutput(tmp_path / "log")]) as hub:
+    hub = TelemetryHub()
+    with hub.attached(live, JsonlOutput(tmp_path / "log")):
         for event in HISTORY:
             hub.emit(event)
         hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, data={"kind": "pruned", "blueprint_id": "norm"}))

@@ -36,9 +36,9 @@ def test_fossils_are_there_and_learn_from_the_first_epoch():
     assert {slot: (r.blueprint_id, r.stage, r.alpha) for slot, r in reports.items()} == {
         "r0c0": ("conv_light", SeedStage.FOSSILIZED, 1.0), "r0c2": ("norm", SeedStage.FOSSILIZED, 1.0)}
     assert not bare.model.reports()
-    before = {name: tensor.clone() for name, tensor in grown.model.state_dict().items()}
+    before = grown.model.snapshot().tensors
     env.train_epoch(1)
-    after = grown.model.state_dict()
+    after = grown.model.snapshot().tensors
     for bank in ("r0c0.conv_light", "r0c2.norm", "r0c2._gate"):
         moved = [name for name in before if name.startswith(bank) and not torch.equal(before[name], after[name])]
         assert moved, bank

@@ -56,18 +56,26 @@ class CheckpointStore:
         best = progress.history[-1].mean_objective if own else -math.inf
         is_best = best > progress.best
         progress.best = max(progress.best, best)
+        trainer.recorder.hub.flush()  # first: a checkpoint counts on the events before it
+        tensors, meta = capture(trainer)
         try:
-            trainer.recorder.hub.flush()  # first: a checkpoint counts on the events before it
-            write_archive(path, *capture(trainer))
+            write_archive(path, tensors, meta | {"announced": announce, "is_best": is_best})
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+        self.complete(trainer, path, announce=announce, is_best=is_best)
+        return path
+
+    def complete(self, trainer: VectorizedPPOTrainer, path: Path, *, announce: bool, is_best: bool) -> None:
+        """What follows once a checkpoint is written. A run that was killed in between does it when it goes on."""
+        try:
             if is_best:
                 write_atomic(self.directory / "best.safetensors", path.read_bytes())
             for old in self.found()[:-self.keep_last]:
                 old.unlink()
         except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
+            raise CheckpointError(f"cannot write to {self.directory}: {error.strerror}") from error
         if announce:
-            trainer.recorder.checkpoint(path.name, progress, best=is_best)
-        return path
+            trainer.recorder.checkpoint(path.name, trainer.progress, best=is_best)
 
     def found(self) -> list[Path]:
         """Checkpoints, oldest first."""
@@ -106,7 +114,8 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> tuple[dict[str, Tenso
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     meta = _unpacked(meta)
-    require_fields(path, "header", meta, ("kind", "config", "seq", "agent", "progress", "normalizer", "recorder", "round"))
+    require_fields(path, "header", meta, ("kind", "config", "seq", "announced", "is_best", "agent", "progress", "normalizer",
+                                         "recorder", "round"))
     may_change = MAY_CHANGE - {"rounds"} if config.rent_curriculum else MAY_CHANGE  # it is laid out over all rounds
     for name, value in config.to_json().items():
         stored = meta["config"].get(name)
@@ -196,7 +205,7 @@ def restore(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], meta: 
         progress.history[:] = [BatchSummary(**summary | {"objectives": tuple(summary["objectives"])})
                                for summary in stored["history"]]
         trainer.context.normalizer.load_state_dict(meta["normalizer"])
-        trainer.recorder.load_state(meta["recorder"], progress.round_idx)
+        trainer.recorder.load_state(meta["recorder"])
         if meta["round"] is not None:
             _restore_round(trainer, tensors, meta["round"])
     except EsperError as error:

@@ -179,11 +179,11 @@ class RunRecorder:
 
     def state(self) -> dict[str, Any]:
         return {"accuracies": self._accuracies, "round_accuracies": self._round_accuracies[-BASELINE_ROUNDS:],
-                "level": self.hub.level}
+                "level": self.hub.level, "round_idx": self.hub.round_idx}
 
-    def load_state(self, state: Mapping[str, Any], round_idx: int) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         self._accuracies, self._round_accuracies = list(state["accuracies"]), list(state["round_accuracies"])
-        self.hub.level, self.hub.round_idx = state["level"], round_idx
+        self.hub.level, self.hub.round_idx = state["level"], state["round_idx"]
 
 
 def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:

@@ -123,6 +123,8 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
         else:
             assert checkpoint is not None
             restore(trainer, *stored, checkpoint)
+            if trainer.context.store is not None and stored[1]["announced"] and hub.next_seq == stored[1]["seq"]:
+                trainer.context.store.complete(trainer, checkpoint, announce=True, is_best=stored[1]["is_best"])
         try:
             yield trainer
         except Exception as error:
