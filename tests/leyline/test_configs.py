@@ -111,7 +111,7 @@ def test_configs_are_keyword_only_and_strict() -> None:
 
 def test_reward_modes() -> None:
     assert [mode.value for mode in RewardMode] == ["sparse", "shaped", "escrow", "simplified", "basic", "basic_plus", "minimal"]
-    assert RewardConfig().mode is RewardMode.SHAPED
+    assert RewardConfig().mode is RewardMode.MINIMAL
 
 
 def test_a_gate_passes_without_failures() -> None:

@@ -13,7 +13,8 @@ class RewardFamily(StrEnum):
 
 
 class RewardMode(StrEnum):
-    """`sparse`, `shaped` and `escrow` share their best policy with J; the others are ablations."""
+    """`sparse`, `shaped` and `escrow` share their best policy with J; in `minimal`, the default, interventions have a small price
+    besides; the others are ablations."""
 
     SPARSE = "sparse"
     SHAPED = "shaped"
@@ -52,7 +53,7 @@ class RentConfig:
 class RewardConfig:
     """Prices of the contribution family's terms; each is a magnitude, the term owns the sign."""
 
-    mode: RewardMode = RewardMode.SHAPED
+    mode: RewardMode = RewardMode.MINIMAL
     rent: RentConfig = RentConfig()
     potential_weight: float = 1.0
     """Scale of Φ in `shaped` and `escrow`."""
