@@ -284,12 +284,6 @@ class MorphogeneticModel(nn.Module):
         self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
 
-    def forward_probed(self, x: Tensor, probe: Probe) -> Tensor:
-        """Outputs `[P, B, …]` of all rows with batch statistics, as in training, but every parameter a constant and nothing
-        recorded. At each slot `probe` sees the features before and after its seeds; what it returns goes on."""
-        self.host.check_input(x, self.population)
-        return self._walk(x, Lanes(self.population, Mode.SHADOW), probe=probe)
-
     def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None) -> Losses:
         """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation.
 
