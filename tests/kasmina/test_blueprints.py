@@ -83,6 +83,11 @@ def test_a_name_is_registered_once():
         register("norm", "cnn")(object)
 
 
+def test_a_name_without_an_action_cannot_be_registered():
+    with pytest.raises(BlueprintError, match="blueprint 'mine' cannot be registered: no action stands for it; allowed: noop"):
+        register("mine", "cnn")
+
+
 def hidden(c: int) -> int:
     return max(8, c // 4)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import Attention, Conv2d, GroupNorm, Lanes, LayerNorm, Linear, Scale
-from esper.leyline import BlueprintError, Topology, allowed
+from esper.leyline import BLUEPRINT_IDS, BlueprintError, Topology, allowed
 
 
 class Blueprint(nn.Module):
@@ -34,7 +34,10 @@ CATALOGUE: dict[tuple[Topology, str], Callable[[int, int], Blueprint]] = {}
 
 
 def register(name: str, *topologies: Topology) -> Callable[[type[Blueprint]], type[Blueprint]]:
-    """Add a seed to the catalogue under a name; its constructor takes (population, channels)."""
+    """Add a seed to the catalogue under a name that leyline knows; its constructor takes (population, channels)."""
+    if name not in BLUEPRINT_IDS:
+        raise BlueprintError(f"blueprint {name!r} cannot be registered: no action stands for it; {allowed(BLUEPRINT_IDS)}")
+
     def add(cls: type[Blueprint]) -> type[Blueprint]:
         for topology in topologies:
             if (topology, name) in CATALOGUE:
