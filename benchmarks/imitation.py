@@ -97,9 +97,9 @@ def agreement(policy: RecurrentPolicy, data: Recording) -> tuple[dict[str, tuple
     for op in LifecycleOp:
         at = theirs[..., OP] == op
         if at.any():
-            recall[op.name] = (float(same[at].float().mean()), int(at.sum()))
+            recall[op.name] = (float(same[at].double().mean()), int(at.sum()))
     acting = theirs[..., OP] != LifecycleOp.WAIT
-    return recall, float((same & (mine[..., SLOT] == theirs[..., SLOT]))[acting].float().mean())
+    return recall, float((same & (mine[..., SLOT] == theirs[..., SLOT]))[acting].double().mean())
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ def test_a_linear_probe_finds_the_crippled_blocks_after_three_epochs() -> None:
 @pytest.mark.slow
 def test_the_network_imitates_the_heuristic() -> None:
     task = get_task_spec("digits_impaired")
-    policy = imitation.fit(imitation.record(task, range(6)), 400)
-    recall, slots = imitation.agreement(policy, imitation.record(task, range(6, 8)))
+    policy = imitation.fit(imitation.record(task, range(10)), 700)
+    recall, slots = imitation.agreement(policy, imitation.record(task, range(10, 13)))
     assert {"WAIT", "GERMINATE", "ADVANCE", "FOSSILIZE"} <= set(recall)
     for op, (share, count) in recall.items():
         assert share >= 0.9, (op, share, count)
