@@ -134,6 +134,15 @@ def test_what_was_not_measured_is_not_judged() -> None:
     assert engine.evaluated == BY_CODE.keys()
 
 
+def test_figures_of_fields_that_a_log_lacks_are_not_made_up() -> None:
+    engine = AlertEngine()
+    for one in (event("action_distribution", action_counts=ACTIONS), event("episode_outcome", germinated=3),
+                event("episode_outcome", germinated=4, fossilized=1, pruned=1), event("batch_completed", **BATCH)):
+        engine.observe(one.event_type, one.data)
+    assert dict(engine.round) == {"nonfinite_metrics": 0.0, "wait_share": 0.6, "top_op_share": 0.5, "rollbacks_per_episode": 0.0,
+                                  "unfinished_share": 0.5}
+
+
 def test_a_log_gives_the_alerts_of_its_run(tmp_path: Path) -> None:
     """Every fault, one after the other; NaN and both infinities, which a log holds as null."""
     faults = [fault for code, fault in FAULTS.items() for _ in range(BY_CODE[code].streak + 1)]

@@ -106,18 +106,21 @@ class AlertEngine:
 
     def _begin_round(self) -> None:
         self._actions: Mapping[str, int] = {}
-        self._successes: Mapping[str, int] = {}
-        self._outcomes: list[Mapping[str, int]] = []
-        self._rollbacks = self._nonfinite = 0
+        self._successes: Mapping[str, int] | None = None
+        self._seeds: list[tuple[int, int, int]] = []
+        self._episodes = self._rollbacks = self._nonfinite = 0
 
     def observe(self, kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str] = ()) -> list[Alert]:
         """The alerts that this event raises. `nonfinite` names fields that a log holds as null because they were not finite."""
         if kind is TelemetryEventType.ROLLBACK:
             self._rollbacks += 1
         elif kind is TelemetryEventType.EPISODE_OUTCOME:
-            self._outcomes.append({name: data.get(name) or 0 for name in ("germinated", "fossilized", "pruned")})
+            self._episodes += 1
+            germinated, fossilized, pruned = (data.get(name) for name in ("germinated", "fossilized", "pruned"))
+            if germinated is not None and fossilized is not None and pruned is not None:  # a log may lack them
+                self._seeds.append((germinated, fossilized, pruned))
         elif kind is TelemetryEventType.ACTION_DISTRIBUTION:
-            self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes") or {}
+            self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes")
         if kind not in _JUDGED:
             return []
         numbers = _numbers(kind, data, nonfinite)
@@ -155,11 +158,12 @@ class AlertEngine:
         if acted := total - waits:
             others = {op: count for op, count in self._actions.items() if op != LifecycleOp.WAIT.name}
             found["top_op_share"] = max(others.values()) / acted
-            found["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
-        if self._outcomes:
-            found["rollbacks_per_episode"] = self._rollbacks / len(self._outcomes)
-        if germinated := sum(o["germinated"] for o in self._outcomes):
-            found["unfinished_share"] = 1.0 - sum(o["fossilized"] + o["pruned"] for o in self._outcomes) / germinated
+            if self._successes is not None:
+                found["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
+        if self._episodes:
+            found["rollbacks_per_episode"] = self._rollbacks / self._episodes
+        if planted := sum(germinated for germinated, _, _ in self._seeds):
+            found["unfinished_share"] = 1.0 - sum(fossilized + pruned for _, fossilized, pruned in self._seeds) / planted
         reward = abs(numbers.get("avg_reward", math.nan))
         if math.isfinite(reward):
             if self._rewards:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from esper.leyline import EsperError, StructureError
+from esper.scripts.config import make_parser, parse
 from esper.simic.proof import load_policy, play, policies, ship_policy
 from esper.simic.proof.episodes import HELD_OUT, parse_task
 from esper.simic.proof.policies import Acting, shipped_policies, simple_makers
@@ -56,6 +57,15 @@ def test_every_policy_that_ships_loads_and_says_where_it_came_from():
     for name in shipped_policies():
         load_policy(name)
         assert orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())["commit"]
+
+
+def test_the_commands_that_made_them_still_mean_the_same_settings():
+    for name in shipped_policies():
+        origin = orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())
+        _, *arguments = origin["command"]
+        assert arguments[:2] == ["train", "ppo"]
+        config, _ = parse(make_parser("esper train", ""), arguments[1:])
+        assert config.to_json() == origin["config"]
 
 
 def test_a_policy_for_other_features_is_refused_by_name(tmp_path):

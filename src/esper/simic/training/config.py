@@ -172,7 +172,8 @@ class TrainingConfig:
         yield self.reward_family is RewardFamily.LOSS and bool(modes), (
             "ab_reward_modes with reward_family loss, which has no modes; allowed: reward_family contribution")
         yield self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode, (
-            f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution")
+            f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution, "
+            f"or reward.mode {RewardConfig().mode}, the default")
         yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
             f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
         yield not 0 <= self.rent_curriculum <= 1, f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]"
@@ -347,17 +348,14 @@ class Preset:
 _TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "reward.mode": "shaped", "ppo.imitation_lr": 3e-4,
                               "ppo.lr": 3e-5, "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.05, "ppo.minibatches": 8}
 """Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
+_SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset("a policy that learns something in minutes", {
         "task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT}),
-    "digits_baseline": Preset("is more needed at all?", {
-        "task": "digits_baseline", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
-    "digits_impaired": Preset("grow, early and where images are still large", {
-        "task": "digits_impaired", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
-    "digits_scale": Preset("the same with five places to choose from", {
-        "task": "digits_scale", "envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}),
-    "digits_shift": Preset("what is wrong with this network?", {
-        "task": "digits_shift", "envs": 128, "rounds": 10, "teacher_rounds": 6, **_TAUGHT}),
+    "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline", **_SHORT}),
+    "digits_impaired": Preset("grow, early and where images are still large", {"task": "digits_impaired", **_SHORT}),
+    "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale", **_SHORT}),
+    "digits_shift": Preset("what is wrong with this network?", {"task": "digits_shift", **_SHORT, "rounds": 10}),
     "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
     "cifar_baseline_stable": Preset("the same with smaller steps and twice the rounds", {
         "task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4}),
