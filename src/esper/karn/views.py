@@ -105,16 +105,20 @@ class Views:
         """Recorded fields that the registry does not know; no view shows them."""
         self._unread = set(_NEEDED_BY)
         self._db = duckdb.connect(":memory:", config={"threads": 1, "python_enable_replacements": False})
-        log = list(run.events())
         events: dict[TelemetryEventType, list[dict[str, Any]]] = {kind: [] for kind in EVENT_VIEWS}
-        for event in log:
+        engine, rounds = AlertEngine(), []
+        for event in run.events():
             try:
-                events[event_parts(event)[0]].append(event)
+                kind, data, nonfinite = event_parts(event)
             except TelemetryError as error:
                 raise TelemetryError(f"{run.log}, line {event['seq'] + 1}: {error}") from error
+            events[kind].append(event)
+            engine.observe(kind, data, nonfinite)
+            if kind is _T.BATCH_COMPLETED:
+                rounds.append({"round_idx": data.get("round_idx"), **engine.round})
         for kind, name in EVENT_VIEWS.items():
             self._db.register(name, SCHEMAS[name].empty_table() if kind in STEP_TABLES else self._event_table(kind, events[kind]))
-        self._db.register("health", _health(log))
+        self._db.register("health", pa.table(_columns("health", VIEWS["health"].columns, rounds)))
         for view in VIEWS.values():
             if view.query:
                 self._db.execute(f"CREATE VIEW {view.name} AS {view.query}")
@@ -144,17 +148,6 @@ class Views:
         broken = [[path.removeprefix("data.") for path in event.get("nonfinite", ())] for event in events]
         context["nonfinite_fields"] = pa.array(broken, pa.list_(pa.string()))
         return pa.table(context | _columns(owner, fields, payloads))
-
-
-def _health(log: Sequence[dict[str, Any]]) -> pa.Table:
-    """The figures of each round, as the alert rules come to them."""
-    engine, rounds = AlertEngine(), []
-    for event in log:
-        kind, data, nonfinite = event_parts(event)
-        engine.observe(kind, data, nonfinite)
-        if kind is _T.BATCH_COMPLETED:
-            rounds.append({"round_idx": data.get("round_idx"), **engine.round})
-    return pa.table(_columns("health", VIEWS["health"].columns, rounds))
 
 
 def _columns(owner: str, columns: Sequence[Metric], rows: Sequence[dict[str, Any]]) -> dict[str, pa.Array]:
