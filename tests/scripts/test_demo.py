@@ -1,6 +1,8 @@
 """`esper demo`, in small: a run, a proof of its policy, and what to do next."""
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from esper.scripts import demo
@@ -21,6 +23,7 @@ def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, cap
     said = capsys.readouterr().out
     assert "learned − other" in said
     assert all(f"esper {command} " in said for command in ("report", "grow", "prove"))
+    assert shutil.which(said.split("Next:")[1].split()[0]), "what it says can be typed as it stands"
     run = tmp_path / "runs" / "demo-1"
     assert (run / "run.json").exists()
     assert (run / "proof" / "report.html").exists()

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -29,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if failed := prove.main(["--task", TASK, "--policy", str(run), "--seeds", str(SEEDS), "--probe-seeds", str(PROBE_SEEDS),
                              "--out", str(proof)]):
         return failed
+    esper = "esper" if shutil.which("esper") else os.path.relpath(Path(sys.executable).with_name("esper"))
     print(f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
-          f"  esper report {run}                                       # the training as one page\n"
-          f"  esper grow --task {TASK} --policy {run} --out grown\n"
-          f"  esper prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3        # policies that ship, 96 networks")
+          f"  {esper} report {run}    # the training as one page\n"
+          f"  {esper} grow --task {TASK} --policy {run} --out grown\n"
+          f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3    # policies that ship, 96 networks")
     return 0
 
 
