@@ -1,10 +1,12 @@
-"""What each part of the learner is worth: the same training with one thing changed, judged on networks that none has met.
+"""What each part of the learner is worth: the same training with one thing changed, judged on networks that
+none has met.
 
-`python -m benchmarks.ablations [--task digits_impaired] [--only "no memory" …]` trains a policy for each variant with the same
-seed and plays each on the same networks without exploration: networks that no training plays, and that no proof does, so that
-what is chosen here can be proved there. Prints Markdown; differences are paired, intervals are 95 %. `--set ppo.lr=1e-3
-teacher=none teacher_rounds=0` changes all variants, also the one as it is.
-"""
+`python -m benchmarks.ablations [--task digits_impaired] [--only "no memory" …]` trains a policy for each
+variant with the same seed and plays each on the same networks without exploration: networks that no training
+plays, and that no proof does, so that what is chosen here can be proved there. Prints Markdown; differences
+are paired, intervals are 95 %. `--set ppo.lr=1e-3 teacher=none teacher_rounds=0` changes all variants, also
+the one as it is."""
+
 from __future__ import annotations
 
 import argparse
@@ -17,20 +19,30 @@ import torch
 from benchmarks.play import show
 from esper.leyline import RewardConfig
 from esper.nissa import TelemetryHub
+from esper.proof.episodes import TRAINING, play
+from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
-from esper.simic.proof.episodes import TRAINING, play
-from esper.simic.proof.policies import Acting
 from esper.simic.training import vectorized
 from esper.simic.training.config import PRESETS, resolve
 
 FIRST = 700_000
 """The first seed that judges."""
 ATTRIBUTION = ["contribution", "contribution_velocity", "contribution_age", "interaction", "boost"]
-SENSORS = ["boundary_norm", "boundary_norm_relative", "growth_score", "growth_score_relative", "feature_rank", "tap_ratio"]
+SENSORS = [
+    "boundary_norm",
+    "boundary_norm_relative",
+    "growth_score",
+    "growth_score_relative",
+    "feature_rank",
+    "tap_ratio",
+]
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
     **{f"reward {mode}": {"reward.mode": mode} for mode in ("sparse", "escrow", "minimal")},
-    **{f"reward {mode}": {"reward.mode": mode, "rent_curriculum": "0"} for mode in ("simplified", "basic", "basic_plus")},
+    **{
+        f"reward {mode}": {"reward.mode": mode, "rent_curriculum": "0"}
+        for mode in ("simplified", "basic", "basic_plus")
+    },
     "reward of losses": {"reward_family": "loss", "reward.mode": RewardConfig().mode, "rent_curriculum": "0"},
     "incubation straight through": {"incubation": "ste"},
     "no memory": {"memory": "false"},
@@ -61,20 +73,30 @@ def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[
         agent, _ = trainer.run()
     assert agent is not None
     spent = time.process_time() - start
-    played = play(spec, lambda envs: Acting(agent.policy, envs, spec.episode_length, root_seed=TRAINING), root_seed=TRAINING,
-                  seeds=range(FIRST, FIRST + seeds))
+    played = play(
+        spec,
+        lambda envs: Acting(agent.policy, envs, spec.episode_length, root_seed=TRAINING),
+        root_seed=TRAINING,
+        seeds=range(FIRST, FIRST + seeds),
+    )
     return [p.outcome.objective for p in played], sum(len(p.fossils) for p in played) / seeds, spent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default="digits_impaired")
-    parser.add_argument("--preset", choices=PRESETS, help="settings of all variants; by default the task's own")
+    parser.add_argument(
+        "--preset", choices=PRESETS, help="settings of all variants; by default the task's own"
+    )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--envs", type=int, help="networks side by side; by default the preset's")
     parser.add_argument("--seed", type=int, default=1, help="training seed")
     parser.add_argument("--seeds", type=int, default=64, help="networks that judge")
-    parser.add_argument("--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="of all variants")
+    parser.add_argument(
+        "--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="of all variants"
+    )
     parser.add_argument("--only", nargs="+", choices=VARIANTS, help="these variants, beside the one as it is")
     options = parser.parse_args()
     torch.set_num_threads(1)

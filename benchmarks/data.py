@@ -1,4 +1,5 @@
 """Rows `data.*`: what share of a training epoch goes into making its batches."""
+
 from __future__ import annotations
 
 from collections import deque
@@ -33,7 +34,9 @@ def rows() -> Iterator[Row]:
 def batches(case: Case, data: DataCase) -> SharedBatchIterator:
     """The iterator of one population, with the augmentation that is usual for the dataset."""
     split = validation_split(load_dataset(data.dataset), 256, 0)
-    return SharedBatchIterator(split, [list(range(case.population))], case.batch, steps_per_epoch=data.steps, seed=0)
+    return SharedBatchIterator(
+        split, [list(range(case.population))], case.batch, steps_per_epoch=data.steps, seed=0
+    )
 
 
 def _share(name: str, case: Case, data: DataCase) -> Iterator[Row]:

@@ -1,14 +1,16 @@
 """How much do decisions matter? Fixed growth schedules on the embedded tasks, with paired seeds.
 
-A schedule plants up to three seeds (slot, blueprint, epoch), blends each as soon as its gate opens and fossilizes it as soon
-as it holds and its leave-one-out contribution is known: one operation per network and epoch, as a policy has it. Networks of
-one env share initial weights, batches and the weights of their first, second, third seed, whatever their schedule.
+A schedule plants up to three seeds (slot, blueprint, epoch), blends each as soon as its gate opens and
+fossilizes it as soon as it holds and its leave-one-out contribution is known: one operation per network and
+epoch, as a policy has it. Networks of one env share initial weights, batches and the weights of their first,
+second, third seed, whatever their schedule.
 
-`python -m benchmarks.decision_value` screens a grid of schedules on few envs, measures the best of them on more, and judges
-what it chose on envs that had no part in the choice. For a task that draws conditions it asks, beside the best schedule for all
-envs, for the best one for each pattern of crippled blocks: the difference is what a policy could gain by looking. Prints
-Markdown and writes JSON; every difference is paired, every interval is 95 %.
-"""
+`python -m benchmarks.decision_value` screens a grid of schedules on few envs, measures the best of them on
+more, and judges what it chose on envs that had no part in the choice. For a task that draws conditions it
+asks, beside the best schedule for all envs, for the best one for each pattern of crippled blocks: the
+difference is what a policy could gain by looking. Prints Markdown and writes JSON; every difference is
+paired, every interval is 95 %."""
+
 from __future__ import annotations
 
 import argparse
@@ -64,12 +66,14 @@ class Result:
     wasted: int
 
 
-def run(task: TaskSpec, split: Split, pairs: Iterable[Pair], *, root: int = 0, episode: int = 0) -> dict[Pair, Result]:
+def run(
+    task: TaskSpec, split: Split, pairs: Iterable[Pair], *, root: int = 0, episode: int = 0
+) -> dict[Pair, Result]:
     """One episode of each (plan, env)."""
     found: dict[Pair, Result] = {}
     order = sorted(set(pairs), key=growth_order)
     for at in range(0, len(order), CHUNK):
-        part = order[at:at + CHUNK]
+        part = order[at : at + CHUNK]
         drawn = {env: draw_condition(task, root, episode, env) for env in sorted({env for _, env in part})}
         found |= zip(part, _run(task, split, part, drawn, root, episode), strict=True)
     return found
@@ -81,14 +85,25 @@ def growth_order(pair: Pair) -> tuple[str, str]:
     return plan if isinstance(plan, str) else str([(p.slot, p.blueprint) for p in plan]), str(pair)
 
 
-def _run(task: TaskSpec, split: Split, pairs: Sequence[Pair], conditions: Mapping[int, Condition], root: int,
-         episode: int) -> list[Result]:
+def _run(
+    task: TaskSpec,
+    split: Split,
+    pairs: Sequence[Pair],
+    conditions: Mapping[int, Condition],
+    root: int,
+    episode: int,
+) -> list[Result]:
     padded = [*pairs, *[pairs[0]] * (-len(pairs) % 8)]
     envs, rows = list(conditions), len(padded)
-    batches = SharedBatchIterator(split, [envs], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root)
+    batches = SharedBatchIterator(
+        split, [envs], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root
+    )
     whole = len(split.train)
-    batches.begin_episode(episode, train_size=[conditions[env].train_size or whole for env in envs],
-                          label_noise=[conditions[env].label_noise for env in envs])
+    batches.begin_episode(
+        episode,
+        train_size=[conditions[env].train_size or whole for env in envs],
+        label_noise=[conditions[env].label_noise for env in envs],
+    )
     source = torch.tensor([envs.index(env) for _, env in padded])
     model = task.build_model(rows, [stream_seed(root, "init", episode, env) for _, env in padded])
     optimizer = task.build_optimizer(model)
@@ -109,20 +124,29 @@ def _run(task: TaskSpec, split: Split, pairs: Sequence[Pair], conditions: Mappin
         model.record_gradients(optimizer.stats)
         measure_contributions(model, validation, len(pairs))
         for row, (plan, env) in enumerate(pairs):
-            step = choose_random(model, task, row, dice[row]) if isinstance(plan, str) else follow(model, plan, row, epoch)
+            step = (
+                choose_random(model, task, row, dice[row])
+                if isinstance(plan, str)
+                else follow(model, plan, row, epoch)
+            )
             if step is not None:
-                act(model, row, *step, stream_seed(root, "germination", episode, env, model.germinations[row]))
+                act(
+                    model, row, *step, stream_seed(root, "germination", episode, env, model.germinations[row])
+                )
         model.step_epoch()
-    return [conclude(task, model, row, accuracy)
-            for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))]
+    return [
+        conclude(task, model, row, accuracy)
+        for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))
+    ]
 
 
 Step = tuple[LifecycleOp, str, str]
 
 
 def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) -> Step | None:
-    """The schedule's next operation: plant what is due, then fossilize, then advance, as tamiyo's FixedSchedule does."""
-    for planting in schedule[model.germinations[row]:]:
+    """The schedule's next operation: plant what is due, then fossilize, then advance, as tamiyo's
+    FixedSchedule does."""
+    for planting in schedule[model.germinations[row] :]:
         if planting.epoch <= epoch:
             return LifecycleOp.GERMINATE, planting.slot, planting.blueprint
     reports = model.reports(row)
@@ -135,7 +159,9 @@ def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) 
     return None
 
 
-def choose_random(model: MorphogeneticModel, task: TaskSpec, row: int, dice: np.random.Generator) -> Step | None:
+def choose_random(
+    model: MorphogeneticModel, task: TaskSpec, row: int, dice: np.random.Generator
+) -> Step | None:
     """Any operation that is possible now, WAIT included, each with the same probability."""
     reports = model.reports(row)
     places = {
@@ -152,12 +178,17 @@ def choose_random(model: MorphogeneticModel, task: TaskSpec, row: int, dice: np.
     return None if op is LifecycleOp.WAIT else (op, slot, blueprint)
 
 
-def act(model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, blueprint: str, init_seed: int) -> None:
+def act(
+    model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, blueprint: str, init_seed: int
+) -> None:
     if op is LifecycleOp.GERMINATE:
         model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=init_seed)
     else:
-        {LifecycleOp.ADVANCE: model.advance, LifecycleOp.FOSSILIZE: model.fossilize, LifecycleOp.PRUNE: model.prune}[op](
-            slot, row=row)
+        {
+            LifecycleOp.ADVANCE: model.advance,
+            LifecycleOp.FOSSILIZE: model.fossilize,
+            LifecycleOp.PRUNE: model.prune,
+        }[op](slot, row=row)
 
 
 def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, rows: int) -> None:
@@ -173,11 +204,14 @@ def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, ro
     accuracy = accuracies(model, validation, wanted)
     for row, (on, *without) in wanted.items():
         full = accuracy[row, on]
-        model.record_epoch(row, full, contributions={next(iter(on - c)): full - accuracy[row, c] for c in without})
+        model.record_epoch(
+            row, full, contributions={next(iter(on - c)): full - accuracy[row, c] for c in without}
+        )
 
 
-def accuracies(model: MorphogeneticModel, data: EvalBatches,
-               wanted: Mapping[int, Sequence[frozenset[str]]]) -> dict[tuple[int, frozenset[str]], float]:
+def accuracies(
+    model: MorphogeneticModel, data: EvalBatches, wanted: Mapping[int, Sequence[frozenset[str]]]
+) -> dict[tuple[int, frozenset[str]], float]:
     """Percentage points by (row, coalition), on one batch that holds all of the data."""
     (batch,) = data
     table = evaluate_coalitions(model, batch.x, wanted, shared_input=True)
@@ -187,8 +221,12 @@ def accuracies(model: MorphogeneticModel, data: EvalBatches,
 
 def committed_accuracy(model: MorphogeneticModel, data: EvalBatches, rows: int) -> list[float]:
     """In [0, 1]: fossilized seeds on, live ones off."""
-    wanted = {row: frozenset(slot for slot, report in model.reports(row).items() if report.stage is SeedStage.FOSSILIZED)
-              for row in range(rows)}
+    wanted = {
+        row: frozenset(
+            slot for slot, report in model.reports(row).items() if report.stage is SeedStage.FOSSILIZED
+        )
+        for row in range(rows)
+    }
     found = accuracies(model, data, {row: [coalition] for row, coalition in wanted.items()})
     return [found[key] / 100 for key in wanted.items()]
 
@@ -196,19 +234,26 @@ def committed_accuracy(model: MorphogeneticModel, data: EvalBatches, rows: int) 
 def conclude(task: TaskSpec, model: MorphogeneticModel, row: int, accuracy: float) -> Result:
     fossils = sum(report.stage is SeedStage.FOSSILIZED for report in model.reports(row).values())
     added, wasted = model.seed_params(row, stages=[SeedStage.FOSSILIZED]), model.germinations[row] - fossils
-    value = objective(task.objective, committed_accuracy=accuracy, added_params=added, host_params=model.host_params,
-                      wasted_seeds=wasted, rollbacks=0)
+    value = objective(
+        task.objective,
+        committed_accuracy=accuracy,
+        added_params=added,
+        host_params=model.host_params,
+        wasted_seeds=wasted,
+        rollbacks=0,
+    )
     return Result(value, accuracy, added, wasted)
 
 
-# -- the search --------------------------------------------------------------------------------------------------------------
+# -- the search ----------------------------------------------------------------------------------------------
 
 Pattern = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
 class Question:
-    """Which schedule has the highest (or lowest) J or accuracy, over all envs or those with one pattern of crippled blocks?"""
+    """Which schedule has the highest (or lowest) J or accuracy, over all envs or those with one pattern of
+    crippled blocks?"""
 
     label: str
     measure: str = "value"
@@ -219,12 +264,20 @@ class Question:
     keep: int = 12
     """Finalists."""
 
-    def finalists(self, found: Mapping[Pair, Result], plans: Sequence[Schedule], envs: Mapping[Pattern, Sequence[int]],
-                  keep: int) -> list[Schedule]:
+    def finalists(
+        self,
+        found: Mapping[Pair, Result],
+        plans: Sequence[Schedule],
+        envs: Mapping[Pattern, Sequence[int]],
+        keep: int,
+    ) -> list[Schedule]:
         """The best of the plans that met all of these envs, best first."""
         met = self.envs(envs)
-        scores = {plan: statistics.mean(self.sign * getattr(found[plan, env], self.measure) for env in met)
-                  for plan in plans if all((plan, env) in found for env in met) and all(p.epoch >= self.earliest for p in plan)}
+        scores = {
+            plan: statistics.mean(self.sign * getattr(found[plan, env], self.measure) for env in met)
+            for plan in plans
+            if all((plan, env) in found for env in met) and all(p.epoch >= self.earliest for p in plan)
+        }
         return sorted(scores, key=lambda plan: (-scores[plan], str(plan)))[:keep]
 
     def envs(self, envs: Mapping[Pattern, Sequence[int]]) -> list[int]:
@@ -232,14 +285,20 @@ class Question:
 
 
 def grid(task: TaskSpec, size: int) -> list[Schedule]:
-    """About `size` schedules, a third each of one, two and three seeds in different slots: as many as fit of those that start
-    at once, and evenly spaced ones of those that start later."""
+    """About `size` schedules, a third each of one, two and three seeds in different slots: as many as fit of
+    those that start at once, and evenly spaced ones of those that start later."""
     chosen: list[Schedule] = []
     for count in (1, 2, 3):
-        by_start = [[tuple(Planting(start + i, *place) for i, place in enumerate(zip(slots, blueprints, strict=True)))
-                     for slots in itertools.combinations(task.slots, count)
-                     for blueprints in itertools.product(task.blueprints, repeat=count)]
-                    for start in range(1, task.episode_length - 8, 2)]
+        by_start = [
+            [
+                tuple(
+                    Planting(start + i, *place) for i, place in enumerate(zip(slots, blueprints, strict=True))
+                )
+                for slots in itertools.combinations(task.slots, count)
+                for blueprints in itertools.product(task.blueprints, repeat=count)
+            ]
+            for start in range(1, task.episode_length - 8, 2)
+        ]
         early = spaced(by_start[0], size // 4)
         chosen += early + spaced([plan for plans in by_start[1:] for plan in plans], size // 3 - len(early))
     return chosen
@@ -253,7 +312,11 @@ def spaced(plans: Sequence[Schedule], count: int) -> list[Schedule]:
 def envs_by_pattern(task: TaskSpec, first: int, count: int) -> dict[Pattern, list[int]]:
     """So many envs of each pattern that the task can draw; of a single one where it draws nothing."""
     blocks = len(draw_condition(task, 0, 0, first).crippled)
-    patterns = [(False,) * blocks] if task.conditions is None else list(itertools.product((False, True), repeat=blocks))
+    patterns = (
+        [(False,) * blocks]
+        if task.conditions is None
+        else list(itertools.product((False, True), repeat=blocks))
+    )
     found: dict[Pattern, list[int]] = {pattern: [] for pattern in patterns}
     for env in itertools.count(first):
         mine = found[draw_condition(task, 0, 0, env).crippled]
@@ -265,29 +328,45 @@ def envs_by_pattern(task: TaskSpec, first: int, count: int) -> dict[Pattern, lis
 
 
 def questions(task: TaskSpec) -> list[Question]:
-    asked = [Question("best J"), Question("worst J", sign=-1, keep=4), Question("best accuracy", "accuracy", keep=4),
-             Question("worst accuracy", "accuracy", sign=-1, keep=4)]
+    asked = [
+        Question("best J"),
+        Question("worst J", sign=-1, keep=4),
+        Question("best accuracy", "accuracy", keep=4),
+        Question("worst accuracy", "accuracy", sign=-1, keep=4),
+    ]
     if task.conditions is not None:
         for pattern in envs_by_pattern(task, SCREEN, 1):
             marks = "".join("01"[crippled] for crippled in pattern)
-            asked += [Question(f"oracle {marks}", pattern=pattern),
-                      Question(f"oracle {marks} from epoch {LOOK}", pattern=pattern, earliest=LOOK, keep=6)]
+            asked += [
+                Question(f"oracle {marks}", pattern=pattern),
+                Question(f"oracle {marks} from epoch {LOOK}", pattern=pattern, earliest=LOOK, keep=6),
+            ]
     return asked
 
 
-def search(task: TaskSpec, split: Split, plans: Sequence[Schedule], asked: Sequence[Question], *, screen: int,
-           narrow: int) -> dict[Question, Schedule]:
-    """Successive halving: every plan on `screen` envs of each pattern, each question's finalists on `narrow` more."""
+def search(
+    task: TaskSpec,
+    split: Split,
+    plans: Sequence[Schedule],
+    asked: Sequence[Question],
+    *,
+    screen: int,
+    narrow: int,
+) -> dict[Question, Schedule]:
+    """Successive halving: every plan on `screen` envs of each pattern, each question's finalists on `narrow`
+    more."""
     envs, more = envs_by_pattern(task, SCREEN, screen), envs_by_pattern(task, NARROW, narrow)
     found = run(task, split, [(plan, env) for plan in plans for part in envs.values() for env in part])
     finalists = {question: question.finalists(found, plans, envs, question.keep) for question in asked}
-    again = {(plan, env) for question, kept in finalists.items() for plan in kept for env in question.envs(more)}
+    again = {
+        (plan, env) for question, kept in finalists.items() for plan in kept for env in question.envs(more)
+    }
     found |= run(task, split, again)
     both = {pattern: [*envs[pattern], *more[pattern]] for pattern in envs}
     return {question: question.finalists(found, kept, both, 1)[0] for question, kept in finalists.items()}
 
 
-# -- the judgement -----------------------------------------------------------------------------------------------------------
+# -- the judgement -------------------------------------------------------------------------------------------
 
 
 def name(plan: Plan) -> str:
@@ -302,42 +381,71 @@ def compare(task: TaskSpec, split: Split, plans: Mapping[str, Plan], envs: Seque
     results = {label: [found[plan, env] for env in envs] for label, plan in plans.items()}
     print("| plan | schedule | J | J − static | accuracy | added parameters |\n|---|---|---|---|---|---|")
     for label, rows in results.items():
-        gain = show([r.value - s.value for r, s in zip(rows, results["static"], strict=True)]) if label != "static" else ""
-        print(f"| {label} | {name(plans[label])} | {show([r.value for r in rows])} | {gain} | "
-              f"{show([r.accuracy for r in rows])} | {statistics.mean(r.added for r in rows):.0f} |")
+        gain = (
+            show([r.value - s.value for r, s in zip(rows, results["static"], strict=True)])
+            if label != "static"
+            else ""
+        )
+        print(
+            f"| {label} | {name(plans[label])} | {show([r.value for r in rows])} | {gain} | "
+            f"{show([r.accuracy for r in rows])} | {statistics.mean(r.added for r in rows):.0f} |"
+        )
     extremes = zip(results["best accuracy"], results["worst accuracy"], strict=True)
     spread = [best.accuracy - worst.accuracy for best, worst in extremes]
     print(f"\nBest − worst schedule in accuracy: **{show(spread)} points**.", flush=True)
-    return {"spread_accuracy": interval(spread), "plans": {
-        label: {"schedule": name(plans[label]), "results": [asdict(r) for r in rows]} for label, rows in results.items()}}
+    return {
+        "spread_accuracy": interval(spread),
+        "plans": {
+            label: {"schedule": name(plans[label]), "results": [asdict(r) for r in rows]}
+            for label, rows in results.items()
+        },
+    }
 
 
-def oracle(task: TaskSpec, split: Split, chosen: Mapping[Question, Schedule], envs: Sequence[int]) -> dict[str, Any]:
+def oracle(
+    task: TaskSpec, split: Split, chosen: Mapping[Question, Schedule], envs: Sequence[int]
+) -> dict[str, Any]:
     """Envs as they are drawn: the schedule chosen for an env's pattern against the one chosen for all."""
     pattern = {env: draw_condition(task, 0, 0, env).crippled for env in envs}
     by_pattern = {(q.pattern, q.earliest): plan for q, plan in chosen.items() if q.pattern is not None}
     single = next(plan for q, plan in chosen.items() if q.label == "best J")
     plans: dict[str, dict[int, Schedule]] = {
-        "static": dict.fromkeys(envs, STATIC), "best single": dict.fromkeys(envs, single),
+        "static": dict.fromkeys(envs, STATIC),
+        "best single": dict.fromkeys(envs, single),
         "oracle": {env: by_pattern[pattern[env], 1] for env in envs},
-        f"oracle from epoch {LOOK}": {env: by_pattern[pattern[env], LOOK] for env in envs}}
+        f"oracle from epoch {LOOK}": {env: by_pattern[pattern[env], LOOK] for env in envs},
+    }
     found = run(task, split, {(plan, env) for by_env in plans.values() for env, plan in by_env.items()})
-    value = {label: np.array([found[plan, env].value for env, plan in by_env.items()]) for label, by_env in plans.items()}
-    print(f"\n| crippled | envs | {' | '.join(f'J {label}' for label in plans)} | chosen |\n|---|---|{'---|' * (len(plans) + 1)}")
+    value = {
+        label: np.array([found[plan, env].value for env, plan in by_env.items()])
+        for label, by_env in plans.items()
+    }
+    print(
+        f"\n| crippled | envs | {' | '.join(f'J {label}' for label in plans)} | chosen |\n|---|---|{'---|' * (len(plans) + 1)}"
+    )
     for crippled in [*sorted({*pattern.values()}), None]:
         at = [i for i, env in enumerate(envs) if crippled in (None, pattern[env])]
         cells = " | ".join(show(value[label][at].tolist()) for label in plans)
         marks = "all" if crippled is None else "".join("01"[c] for c in crippled)
-        print(f"| {marks} | {len(at)} | {cells} | {name(single if crippled is None else by_pattern[crippled, 1])} |")
-    margins = {label: (value[label] - value["best single"]).tolist() for label in plans if label.startswith("oracle")}
+        print(
+            f"| {marks} | {len(at)} | {cells} | {name(single if crippled is None else by_pattern[crippled, 1])} |"
+        )
+    margins = {
+        label: (value[label] - value["best single"]).tolist() for label in plans if label.startswith("oracle")
+    }
     for label, margin in margins.items():
         print(f"\n{label} − best single: **{show(margin)} points of J**.", flush=True)
-    return {"margins": {label: interval(margin) for label, margin in margins.items()},
-            "crippled": [list(pattern[env]) for env in envs], "value": {label: v.tolist() for label, v in value.items()}}
+    return {
+        "margins": {label: interval(margin) for label, margin in margins.items()},
+        "crippled": [list(pattern[env]) for env in envs],
+        "value": {label: v.tolist() for label, v in value.items()},
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument("--schedules", type=int, default=240, help="size of the grid")
     parser.add_argument("--screen", type=int, default=2, help="envs of each pattern that meet the whole grid")
@@ -352,14 +460,24 @@ def main() -> None:
         start = time.process_time()
         split = split_of(task.dataset, task.val_size)
         plans, asked = [STATIC, *grid(task, options.schedules)], questions(task)
-        print(f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, finalists on "
-              f"{options.narrow} more, judged on {options.judge} others; host {task.host_params} parameters, "
-              f"λ {task.objective.size_price}, κ {task.objective.waste_price}\n", flush=True)
+        print(
+            f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, finalists on "
+            f"{options.narrow} more, judged on {options.judge} others; host {task.host_params} parameters, "
+            f"λ {task.objective.size_price}, κ {task.objective.waste_price}\n",
+            flush=True,
+        )
         chosen = search(task, split, plans, asked, screen=options.screen, narrow=options.narrow)
-        picked: dict[str, Plan] = {"static": STATIC, "random": RANDOM,
-                                   **{q.label: plan for q, plan in chosen.items() if q.pattern is None}}
-        report = {"task": task.name, "grid": len(plans), "chosen": {q.label: name(plan) for q, plan in chosen.items()},
-                  **compare(task, split, picked, range(JUDGE, JUDGE + options.judge))}
+        picked: dict[str, Plan] = {
+            "static": STATIC,
+            "random": RANDOM,
+            **{q.label: plan for q, plan in chosen.items() if q.pattern is None},
+        }
+        report = {
+            "task": task.name,
+            "grid": len(plans),
+            "chosen": {q.label: name(plan) for q, plan in chosen.items()},
+            **compare(task, split, picked, range(JUDGE, JUDGE + options.judge)),
+        }
         if task.conditions is not None:
             report["oracle"] = oracle(task, split, chosen, range(JUDGE, JUDGE + options.oracle))
         report["cpu_seconds"] = time.process_time() - start

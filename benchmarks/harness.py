@@ -1,4 +1,5 @@
 """Interleaved timing: both sides of a ratio run in turn, so that a noisy machine disturbs both alike."""
+
 from __future__ import annotations
 
 import gc
@@ -30,7 +31,9 @@ def _time(work: Work, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def interleave(ours: Work, other: Work, *, rounds: int = 15, seconds: float = 0.05) -> tuple[float, float, float]:
+def interleave(
+    ours: Work, other: Work, *, rounds: int = 15, seconds: float = 0.05
+) -> tuple[float, float, float]:
     """Median of the ratios ours/other over rounds, and the median time of each in seconds.
 
     Each side is repeated until it fills about `seconds` per round; the two alternate in which goes first.
@@ -50,5 +53,8 @@ def interleave(ours: Work, other: Work, *, rounds: int = 15, seconds: float = 0.
             pairs.append((a, b))
     finally:
         gc.enable()
-    return (statistics.median(a / b for a, b in pairs), statistics.median(a for a, _ in pairs),
-            statistics.median(b for _, b in pairs))
+    return (
+        statistics.median(a / b for a, b in pairs),
+        statistics.median(a for a, _ in pairs),
+        statistics.median(b for _, b in pairs),
+    )

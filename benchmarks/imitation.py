@@ -1,8 +1,10 @@
-"""Can the network represent the rules of thumb? It learns to do what the heuristic does, and is judged on other episodes.
+"""Can the network represent the rules of thumb? It learns to do what the heuristic does, and is judged on
+other episodes.
 
-`python -m benchmarks.imitation` records real episodes of the heuristic, fits the recurrent policy to them by maximum
-likelihood, every operation with the same weight, and counts on held-out episodes how often it would do the same.
-"""
+`python -m benchmarks.imitation` records real episodes of the heuristic, fits the recurrent policy to them by
+maximum likelihood, every operation with the same weight, and counts on held-out episodes how often it would
+do the same."""
+
 from __future__ import annotations
 
 import argparse
@@ -33,11 +35,17 @@ class Recording(NamedTuple):
     actions: Tensor
 
     def rows(self, index: Tensor) -> Recording:
-        return Recording(_map([self.obs], lambda t: t[0][index]), _map([self.masks], lambda t: t[0][index]), self.actions[index])
+        return Recording(
+            _map([self.obs], lambda t: t[0][index]),
+            _map([self.masks], lambda t: t[0][index]),
+            self.actions[index],
+        )
 
 
 def _map(parts, function):  # type: ignore[no-untyped-def]
-    return type(parts[0])(**{f.name: function([getattr(part, f.name) for part in parts]) for f in fields(parts[0])})
+    return type(parts[0])(
+        **{f.name: function([getattr(part, f.name) for part in parts]) for f in fields(parts[0])}
+    )
 
 
 def record(task: TaskSpec, episodes: Sequence[int]) -> Recording:
@@ -47,16 +55,23 @@ def record(task: TaskSpec, episodes: Sequence[int]) -> Recording:
     for episode in episodes:
         steps: list[Recording] = []
         policy.begin(ENVS)
-        play(env, policy, episode=episode,
-             watch=lambda seen, obs, step, steps=steps: steps.append(Recording(obs, seen.masks, step.actions)))  # type: ignore[misc]
+        play(
+            env,
+            policy,
+            episode=episode,
+            watch=lambda seen, obs, step, steps=steps: steps.append(Recording(obs, seen.masks, step.actions)),
+        )  # type: ignore[misc]
         kept.append(_join(steps, 1))
     return _join(kept, 0)
 
 
 def _join(parts: Sequence[Recording], dim: int) -> Recording:
     join = torch.stack if dim else torch.cat
-    return Recording(_map([p.obs for p in parts], lambda t: join(t, dim)), _map([p.masks for p in parts], lambda t: join(t, dim)),
-                     join([p.actions for p in parts], dim))
+    return Recording(
+        _map([p.obs for p in parts], lambda t: join(t, dim)),
+        _map([p.masks for p in parts], lambda t: join(t, dim)),
+        join([p.actions for p in parts], dim),
+    )
 
 
 def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
@@ -69,8 +84,14 @@ def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
     for _ in range(updates):
         batch = data.rows(torch.randint(len(data.actions), (BATCH,)))
         nothing = torch.zeros(batch.actions.shape[:2])
-        found = policy.evaluate(batch.obs, policy.initial_hidden(BATCH), batch.masks, batch.actions, reset=nothing.bool(),
-                                epsilon=nothing)
+        found = policy.evaluate(
+            batch.obs,
+            policy.initial_hidden(BATCH),
+            batch.masks,
+            batch.actions,
+            reset=nothing.bool(),
+            epsilon=nothing,
+        )
         each = weight[batch.actions[..., OP]]
         loss = -(each * found.log_prob).sum() / each.sum()
         optimizer.zero_grad()
@@ -83,11 +104,16 @@ def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
 
 @torch.no_grad()
 def agreement(policy: RecurrentPolicy, data: Recording) -> tuple[dict[str, tuple[float, int]], float]:
-    """Recall and number of every operation that was recorded, and how often the slot is the same where there is one."""
+    """Recall and number of every operation that was recorded, and how often the slot is the same where there
+    is one."""
     hidden, chosen = policy.initial_hidden(len(data.actions)), []
     for t in range(data.actions.shape[1]):
-        step = policy.act(_map([data.obs], lambda x, t=t: x[0][:, t]), hidden, _map([data.masks], lambda x, t=t: x[0][:, t]),
-                          deterministic=True)
+        step = policy.act(
+            _map([data.obs], lambda x, t=t: x[0][:, t]),
+            hidden,
+            _map([data.masks], lambda x, t=t: x[0][:, t]),
+            deterministic=True,
+        )
         assert step.hidden is not None
         hidden = step.hidden
         chosen.append(step.actions)
@@ -103,19 +129,27 @@ def agreement(policy: RecurrentPolicy, data: Recording) -> tuple[dict[str, tuple
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
-    parser.add_argument("--episodes", type=int, default=24, help=f"recorded episodes of {ENVS} networks; a quarter more judge")
+    parser.add_argument(
+        "--episodes", type=int, default=24, help=f"recorded episodes of {ENVS} networks; a quarter more judge"
+    )
     parser.add_argument("--updates", type=int, default=1500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| task | recall of each operation (count) | operation and slot where it acts | CPU s |\n|---|---|---|---|")
+    print(
+        "| task | recall of each operation (count) | operation and slot where it acts | CPU s |\n|---|---|---|---|"
+    )
     for task in map(get_task_spec, options.tasks):
         start, more = time.process_time(), options.episodes + options.episodes // 4
         policy = fit(record(task, range(options.episodes)), options.updates)
         recall, slots = agreement(policy, record(task, range(options.episodes, more)))
         cells = ", ".join(f"{op} {100 * share:.1f} % ({count})" for op, (share, count) in recall.items())
-        print(f"| {task.name} | {cells} | {100 * slots:.1f} % | {time.process_time() - start:.0f} |", flush=True)
+        print(
+            f"| {task.name} | {cells} | {100 * slots:.1f} % | {time.process_time() - start:.0f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A/B of the two ways to incubate a seed, on real digits: paired seeds, same data, same initial weights.
 
-`python -m benchmarks.incubation` prints, for each seed blueprint, validation accuracy (%) right after alpha has reached 1,
-at the end, and at the end with the seed switched off; and the paired difference shadow − ste with its 95 % interval.
-"""
+`python -m benchmarks.incubation` prints, for each seed blueprint, validation accuracy (%) right after alpha
+has reached 1, at the end, and at the end with the seed switched off; and the paired difference shadow − ste
+with its 95 % interval."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,7 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.play import interval
-from esper.kasmina import CNNHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions
+from esper.kasmina import (
+    CNNHost,
+    MorphogeneticModel,
+    OptimizerConfig,
+    PopulationOptimizer,
+    evaluate_coalitions,
+)
 from esper.leyline import GateConfig, Incubation, Pacing, stream_seed
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 
@@ -20,20 +27,39 @@ SLOT = "r0c1"
 TEMPO = 3
 
 
-def run(incubation: Incubation, blueprint: str, *, rows: int, kernel: int, warm: int, training: int, after: int,
-        steps: int) -> dict[str, torch.Tensor]:
+def run(
+    incubation: Incubation,
+    blueprint: str,
+    *,
+    rows: int,
+    kernel: int,
+    warm: int,
+    training: int,
+    after: int,
+    steps: int,
+) -> dict[str, torch.Tensor]:
     """Accuracies [rows] of `rows` networks that each grow one seed on the same schedule."""
     split = validation_split(load_dataset("digits"), 256, 0)
     batches = SharedBatchIterator(split, [list(range(rows))], 64, steps_per_epoch=steps, seed=0, rows=[rows])
-    model = MorphogeneticModel(CNNHost(rows, base=4, kernel=kernel, channels=1, size=8), gates=GateConfig(permissive=True),
-                               pacing=Pacing(min_training_epochs=0), incubation=incubation,
-                               seeds=[stream_seed(0, "init", 0, row) for row in range(rows)])
+    model = MorphogeneticModel(
+        CNNHost(rows, base=4, kernel=kernel, channels=1, size=8),
+        gates=GateConfig(permissive=True),
+        pacing=Pacing(min_training_epochs=0),
+        incubation=incubation,
+        seeds=[stream_seed(0, "init", 0, row) for row in range(rows)],
+    )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
     found = {}
     for epoch in range(warm + training + TEMPO + after):
         if epoch == warm:
             for row in range(rows):
-                model.germinate(SLOT, blueprint, row=row, tempo_epochs=TEMPO, init_seed=stream_seed(0, "germination", 0, row))
+                model.germinate(
+                    SLOT,
+                    blueprint,
+                    row=row,
+                    tempo_epochs=TEMPO,
+                    init_seed=stream_seed(0, "germination", 0, row),
+                )
                 model.advance(SLOT, row=row)
         if epoch == warm + training:
             for row in range(rows):
@@ -79,12 +105,29 @@ def main() -> None:
     table = Table("kernel", "blueprint", "moment", "shadow", "ste", "shadow − ste")
     for kernel in (1, 3):
         for blueprint in ("conv_light", "depthwise", "bottleneck", "conv_heavy"):
-            results = {mode: run(mode, blueprint, rows=arguments.rows, kernel=kernel, warm=4, training=6, after=6,
-                                 steps=arguments.steps) for mode in Incubation}
+            results = {
+                mode: run(
+                    mode,
+                    blueprint,
+                    rows=arguments.rows,
+                    kernel=kernel,
+                    warm=4,
+                    training=6,
+                    after=6,
+                    steps=arguments.steps,
+                )
+                for mode in Incubation
+            }
             for moment in ("at alpha 1", "end", "seed off"):
                 shadow, ste = results[Incubation.SHADOW][moment], results[Incubation.STE][moment]
-                table.add_row(str(kernel), blueprint, moment, f"{shadow.mean():.2f}", f"{ste.mean():.2f}",
-                              shown((shadow - ste).tolist()))
+                table.add_row(
+                    str(kernel),
+                    blueprint,
+                    moment,
+                    f"{shadow.mean():.2f}",
+                    f"{ste.mean():.2f}",
+                    shown((shadow - ste).tolist()),
+                )
     Console(width=100).print(table)
 
 

@@ -1,4 +1,5 @@
 """Rows `kasmina.*`: what slots, coalitions, germination and populations cost."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -46,15 +47,20 @@ CASES = {
 
 def population(case: Case, rows: int) -> tuple[MorphogeneticModel, PopulationOptimizer]:
     host = CNNHost(rows, base=case.base, kernel=case.kernel, channels=case.channels, size=case.size)
-    model = MorphogeneticModel(host, gates=GateConfig(permissive=True),
-                               pacing=Pacing(min_training_epochs=0, auto_forward_gates=frozenset({GateLevel.G1})))
+    model = MorphogeneticModel(
+        host,
+        gates=GateConfig(permissive=True),
+        pacing=Pacing(min_training_epochs=0, auto_forward_gates=frozenset({GateLevel.G1})),
+    )
     return model, PopulationOptimizer(model, OptimizerConfig(host_lr=0.01))
 
 
 def batch(case: Case, rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(case.batch, rows * case.channels, case.size, case.size, generator=generator)
-    return x.contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (rows, case.batch), generator=generator)
+    return x.contiguous(memory_format=torch.channels_last), torch.randint(
+        0, 10, (rows, case.batch), generator=generator
+    )
 
 
 def train_step(model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Tensor, y: Tensor) -> None:
@@ -91,7 +97,9 @@ def _empty_slots() -> Iterator[Row]:
     model, optimizer = population(case, 1)
     plain = PlainTrainer(plain_cnn(base=case.base, kernel=case.kernel, channels=case.channels))
     x, y = batch(case, 1)
-    ratio, ours, _ = interleave(lambda: train_step(model, optimizer, x, y), lambda: plain.step(x, y[0]), rounds=25)
+    ratio, ours, _ = interleave(
+        lambda: train_step(model, optimizer, x, y), lambda: plain.step(x, y[0]), rounds=25
+    )
     yield Row("kasmina.empty_slots_vs_plain", ratio, 1.03)
     yield Row("kasmina.step_ms", ours * 1e3)
 
@@ -130,7 +138,10 @@ def _germination() -> Iterator[Row]:
 def _population(name: str, case: Case) -> Iterator[Row]:
     groups = [population(case, case.population) for _ in range(NETWORKS // case.population)]
     x, y = batch(case, case.population)
-    trainers = [PlainTrainer(plain_cnn(base=case.base, kernel=case.kernel, channels=case.channels)) for _ in range(NETWORKS)]
+    trainers = [
+        PlainTrainer(plain_cnn(base=case.base, kernel=case.kernel, channels=case.channels))
+        for _ in range(NETWORKS)
+    ]
     single_x, single_y = batch(case, 1)
 
     def fused() -> None:

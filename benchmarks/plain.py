@@ -1,4 +1,5 @@
 """The other side of the ratios: the same hosts as anyone would write them in plain torch."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -9,11 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def plain_cnn(*, base: int, kernel: int, channels: int, blocks: int = 3, pools: int = 3, classes: int = 10) -> nn.Module:
+def plain_cnn(
+    *, base: int, kernel: int, channels: int, blocks: int = 3, pools: int = 3, classes: int = 10
+) -> nn.Module:
     layers: list[nn.Module] = []
     width = channels
     for i in range(blocks):
-        layers += [nn.Conv2d(width, base << i, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(base << i), nn.ReLU()]
+        layers += [
+            nn.Conv2d(width, base << i, kernel, padding=kernel // 2, bias=False),
+            nn.BatchNorm2d(base << i),
+            nn.ReLU(),
+        ]
         if i < pools:
             layers.append(nn.MaxPool2d(2))
         width = base << i
@@ -57,8 +64,11 @@ class PlainGrowing(nn.Module):
         super().__init__()
         widths = [channels, *(base << i for i in range(blocks))]
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(b), nn.ReLU())
-            for a, b in pairwise(widths))
+            nn.Sequential(
+                nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(b), nn.ReLU()
+            )
+            for a, b in pairwise(widths)
+        )
         self.seeds = nn.ModuleDict()
         self.widths = widths[1:]
         self.head = nn.Linear(widths[-1], classes)

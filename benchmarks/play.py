@@ -1,4 +1,6 @@
-"""Policies in real environments, and how sure we are of what came out: what the benchmarks of decisions share."""
+"""Policies in real environments, and how sure we are of what came out: what the benchmarks of decisions
+share."""
+
 from __future__ import annotations
 
 import math
@@ -27,22 +29,42 @@ def split_of(dataset: str, val_size: int) -> Split:
 def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> VectorEnv:
     """These envs, in populations of so many rows."""
     split = split_of(task.dataset, task.val_size)
-    ids = [list(envs[at:at + rows]) for at in range(0, len(envs), rows)]
+    ids = [list(envs[at : at + rows]) for at in range(0, len(envs), rows)]
     sizes = [-(-len(group) // 8) * 8 for group in ids]
-    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=0, rows=sizes)
-    groups = [create_env_group(task, group, population=size, device="cpu", root_seed=0)
-              for group, size in zip(ids, sizes, strict=True)]
-    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=0))
+    batches = SharedBatchIterator(
+        split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=0, rows=sizes
+    )
+    groups = [
+        create_env_group(task, group, population=size, device="cpu", root_seed=0)
+        for group, size in zip(ids, sizes, strict=True)
+    ]
+    return VectorEnv(
+        task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=0)
+    )
 
 
 def observe(env: VectorEnv, seen: Observation) -> PolicyObservation:
-    return batch_obs_to_features(stack_inputs(seen.signals, seen.table, seen.sensors, last_op=[e.last_op for e in env.envs],
-                                              last_success=[e.last_success for e in env.envs]))
+    return batch_obs_to_features(
+        stack_inputs(
+            seen.signals,
+            seen.table,
+            seen.sensors,
+            last_op=[e.last_op for e in env.envs],
+            last_success=[e.last_success for e in env.envs],
+        )
+    )
 
 
-def play(env: VectorEnv, policy: PolicyProtocol, *, episode: int = 0, epochs: int | None = None,
-         watch: Watch | None = None) -> list[EpisodeOutcome]:
-    """One episode, or its first epochs, under a policy that takes its most likely actions; outcomes in env order."""
+def play(
+    env: VectorEnv,
+    policy: PolicyProtocol,
+    *,
+    episode: int = 0,
+    epochs: int | None = None,
+    watch: Watch | None = None,
+) -> list[EpisodeOutcome]:
+    """One episode, or its first epochs, under a policy that takes its most likely actions; outcomes in env
+    order."""
     env.begin_round(episode)
     hidden = policy.initial_hidden(len(env.envs))
     for epoch in range(1, (epochs or env.rules.max_epochs) + 1):
@@ -58,12 +80,18 @@ def play(env: VectorEnv, policy: PolicyProtocol, *, episode: int = 0, epochs: in
     return env.ledger.outcomes
 
 
-def outcomes(task: TaskSpec, envs: Sequence[int], policy: Callable[[Sequence[int]], PolicyProtocol], *, episode: int = 0,
-             watch: Watch | None = None) -> list[EpisodeOutcome]:
+def outcomes(
+    task: TaskSpec,
+    envs: Sequence[int],
+    policy: Callable[[Sequence[int]], PolicyProtocol],
+    *,
+    episode: int = 0,
+    watch: Watch | None = None,
+) -> list[EpisodeOutcome]:
     """One episode of each env. `policy` makes the policy of some envs."""
     found = []
     for at in range(0, len(envs), ROWS):
-        part = envs[at:at + ROWS]
+        part = envs[at : at + ROWS]
         found += play(make_env(task, part), policy(part), episode=episode, watch=watch)
     return found
 

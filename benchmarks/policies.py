@@ -1,8 +1,9 @@
 """Policies that do not learn, side by side on the embedded tasks: what a learned one has to beat.
 
-`python -m benchmarks.policies` plays the same fresh envs with each: never growing, random valid actions, the heuristic, and the
-fixed schedule that ships for the task. Prints Markdown; differences are paired, intervals are 95 %.
-"""
+`python -m benchmarks.policies` plays the same fresh envs with each: never growing, random valid actions, the
+heuristic, and the fixed schedule that ships for the task. Prints Markdown; differences are paired, intervals
+are 95 %."""
+
 from __future__ import annotations
 
 import argparse
@@ -14,9 +15,9 @@ import torch
 
 from benchmarks.play import EMBEDDED, outcomes, show
 from esper.leyline import EpisodeOutcome, PolicyProtocol
+from esper.proof.policies import shipped_schedules, tuned_thresholds
+from esper.proof.search import Schedule, load_schedules
 from esper.runtime.tasks import TaskSpec, get_task_spec
-from esper.simic.proof.policies import shipped_schedules, tuned_thresholds
-from esper.simic.proof.search import Schedule, load_schedules
 from esper.tamiyo import AlwaysWait, FixedSchedule, RandomValid
 from esper.tamiyo.heuristic import Heuristic
 
@@ -35,21 +36,33 @@ def makers(task: TaskSpec, plan: Schedule) -> dict[str, Maker]:
 
 
 def table(played: Mapping[str, Sequence[EpisodeOutcome]]) -> str:
-    lines = ["| policy | J | − never grow | − fixed schedule | accuracy | added | germinated | fossilized | pruned | rollbacks |",
-             "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| policy | J | − never grow | − fixed schedule | accuracy | added | germinated | fossilized | pruned | rollbacks |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for label, rows in played.items():
-        gains = [show([r.objective - o.objective for r, o in zip(rows, played[other], strict=True)]) if other != label else ""
-                 for other in ("never grow", "fixed schedule")]
-        means = [statistics.mean(getattr(r, field) for r in rows)
-                 for field in ("added_params", "germinated", "fossilized", "pruned", "rollbacks")]
-        lines.append(f"| {label} | {show([r.objective for r in rows])} | {' | '.join(gains)} | "
-                     f"{show([r.committed_accuracy for r in rows], 1)} | {means[0]:.0f} | "
-                     f"{' | '.join(f'{mean:.2f}' for mean in means[1:])} |")
+        gains = [
+            show([r.objective - o.objective for r, o in zip(rows, played[other], strict=True)])
+            if other != label
+            else ""
+            for other in ("never grow", "fixed schedule")
+        ]
+        means = [
+            statistics.mean(getattr(r, field) for r in rows)
+            for field in ("added_params", "germinated", "fossilized", "pruned", "rollbacks")
+        ]
+        lines.append(
+            f"| {label} | {show([r.objective for r in rows])} | {' | '.join(gains)} | "
+            f"{show([r.committed_accuracy for r in rows], 1)} | {means[0]:.0f} | "
+            f"{' | '.join(f'{mean:.2f}' for mean in means[1:])} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument("--envs", type=int, default=64)
     options = parser.parse_args()
@@ -57,10 +70,16 @@ def main() -> None:
     for task in map(get_task_spec, options.tasks):
         start = time.process_time()
         plan = load_schedules(shipped_schedules(task), task).best.schedule
-        played = {label: outcomes(task, range(FIRST, FIRST + options.envs), make) for label, make in makers(task, plan).items()}
+        played = {
+            label: outcomes(task, range(FIRST, FIRST + options.envs), make)
+            for label, make in makers(task, plan).items()
+        }
         words = " + ".join(f"{p.blueprint} {task.slots[p.slot]} @{p.epoch}" for p in plan) or "nothing"
-        print(f"\n**{task.name}**, {options.envs} envs; fixed schedule: {words}\n\n{table(played)}\n\n"
-              f"{time.process_time() - start:.0f} s of CPU time", flush=True)
+        print(
+            f"\n**{task.name}**, {options.envs} envs; fixed schedule: {words}\n\n{table(played)}\n\n"
+            f"{time.process_time() - start:.0f} s of CPU time",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Do the sensors say what is wrong with a network? A linear probe reads the crippled blocks of `digits_shift` off observations.
+"""Do the sensors say what is wrong with a network? A linear probe reads the crippled blocks of `digits_shift`
+off observations.
 
-Networks that never grow are observed once; ridge regression on the policy's own features tells, block by block, the crippled
-from the whole. It is fitted on some episodes and judged on others. `python -m benchmarks.probe`
-"""
+Networks that never grow are observed once; ridge regression on the policy's own features tells, block by
+block, the crippled from the whole. It is fitted on some episodes and judged on others. `python -m
+benchmarks.probe`"""
+
 from __future__ import annotations
 
 import argparse
@@ -25,7 +27,8 @@ Array = npt.NDArray[np.float64]
 
 
 def collect(epochs: Sequence[int], episodes: int) -> tuple[dict[int, Array], npt.NDArray[np.bool_]]:
-    """Features [N, F] at each of these epochs, and which blocks are crippled [N, blocks]; episodes one after the other."""
+    """Features [N, F] at each of these epochs, and which blocks are crippled [N, blocks]; episodes one after
+    the other."""
     task = get_task_spec("digits_shift")
     env = make_env(task, range(ENVS))
     found: dict[int, list[Array]] = {epoch: [] for epoch in epochs}
@@ -41,7 +44,9 @@ def collect(epochs: Sequence[int], episodes: int) -> tuple[dict[int, Array], npt
     return {epoch: np.concatenate(parts) for epoch, parts in found.items()}, np.array(crippled)
 
 
-def probe(features: Array, labels: npt.NDArray[np.bool_], *, held_out: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def probe(
+    features: Array, labels: npt.NDArray[np.bool_], *, held_out: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
     """What a linear classifier, fitted on the rest, says of the held-out rows."""
     known = features[~held_out]
     scaled = (features - known.mean(0)) / (known.std(0) + 1e-6)
@@ -57,21 +62,30 @@ def accuracies(features: Array, crippled: npt.NDArray[np.bool_]) -> list[tuple[n
     found = []
     for labels in crippled.T:
         truth = labels[held_out]
-        found.append((probe(features, labels, held_out=held_out) == truth, max(truth.mean(), 1 - truth.mean())))
+        found.append(
+            (probe(features, labels, held_out=held_out) == truth, max(truth.mean(), 1 - truth.mean()))
+        )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epochs", type=int, nargs="+", default=[1, 2, 3], help="when to look")
     parser.add_argument("--episodes", type=int, default=64, help=f"episodes of {ENVS} networks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     features, crippled = collect(options.epochs, options.episodes)
-    print(f"{len(crippled)} networks, a quarter of them held out\n\n| epoch | block | right | larger class |\n|---|---|---|---|")
+    print(
+        f"{len(crippled)} networks, a quarter of them held out\n\n| epoch | block | right | larger class |\n|---|---|---|---|"
+    )
     for epoch, block in product(options.epochs, range(crippled.shape[1])):
         right, majority = accuracies(features[epoch], crippled)[block]
-        print(f"| {epoch} | {block} | {show(right.astype(float).tolist())} % | {100 * majority:.1f} % |", flush=True)
+        print(
+            f"| {epoch} | {block} | {show(right.astype(float).tolist())} % | {100 * majority:.1f} % |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

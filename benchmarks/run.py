@@ -1,4 +1,6 @@
-"""`make bench`: every ratio and its goal as a table, and `bench.json`. Exit code 1 if a goal is missed on a quiet machine."""
+"""`make bench`: every ratio and its goal as a table, and `bench.json`. Exit code 1 if a goal is missed on a
+quiet machine."""
+
 from __future__ import annotations
 
 import argparse
@@ -17,8 +19,12 @@ from benchmarks import data, kasmina, simic, system, tamiyo
 from benchmarks.harness import Row, interleave
 
 PARTS: dict[str, Callable[[], Iterable[Row]]] = {
-    "kasmina": kasmina.rows, "data": data.rows, "tamiyo": tamiyo.rows, "simic": simic.rows,
-    "system": system.rows}
+    "kasmina": kasmina.rows,
+    "data": data.rows,
+    "tamiyo": tamiyo.rows,
+    "simic": simic.rows,
+    "system": system.rows,
+}
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""
 
@@ -53,8 +59,12 @@ def main() -> int:
         table.add_row(row.name, f"{row.value:.3f}", "" if row.goal is None else f"≤ {row.goal}", verdict)
     console.print(table)
     machine = f"{platform.machine()} {platform.system()} python {platform.python_version()} torch {torch.__version__}"
-    arguments.out.write_text(json.dumps({row.name: row.value for row in rows} | {"machine": machine}, indent=2) + "\n")
-    console.print(f"written to {arguments.out}" + ("; the machine is noisy, goals are not judged" if noisy else ""))
+    arguments.out.write_text(
+        json.dumps({row.name: row.value for row in rows} | {"machine": machine}, indent=2) + "\n"
+    )
+    console.print(
+        f"written to {arguments.out}" + ("; the machine is noisy, goals are not judged" if noisy else "")
+    )
     return 0 if noisy or all(row.held for row in rows) else 1
 
 

@@ -1,4 +1,6 @@
-"""Rows `simic.*` and `telemetry.*`: what learning and recording take of a round of 16 envs on digits_impaired."""
+"""Rows `simic.*` and `telemetry.*`: what learning and recording take of a round of 16 envs on
+digits_impaired."""
+
 from __future__ import annotations
 
 import statistics
@@ -34,14 +36,24 @@ class TimedHub(TelemetryHub):
         self.seconds += time.perf_counter() - start
 
 
-def one_run(level: TelemetryLevel = TelemetryLevel.NORMAL, **changes: int) -> tuple[list[float], list[float], float]:
+def one_run(
+    level: TelemetryLevel = TelemetryLevel.NORMAL, **changes: int
+) -> tuple[list[float], list[float], float]:
     """Seconds of each round and of its update, and the share of time inside the hub."""
-    config = TrainingConfig(task="digits_impaired", rounds=ROUNDS, envs=changes.pop("envs", 16), seed=0,
-                            telemetry=TelemetryConfig(level=level), **changes)
+    config = TrainingConfig(
+        task="digits_impaired",
+        rounds=ROUNDS,
+        envs=changes.pop("envs", 16),
+        seed=0,
+        telemetry=TelemetryConfig(level=level),
+        **changes,
+    )
     hub, rounds, updates = TimedHub(), [], []
     with tempfile.TemporaryDirectory() as place:
         config = config.replace(telemetry_dir=str(Path(place) / "run"), checkpoint_every=0)
-        with vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(config.task)), hub) as trainer:
+        with vectorized.open_trainer(
+            config, vectorized.resolve_task(config, get_task_spec(config.task)), hub
+        ) as trainer:
             hub.seconds = 0.0
             for until in range(1, ROUNDS + 1):
                 trainer.run(until=until)
@@ -54,9 +66,14 @@ def rows() -> Iterator[Row]:
     rounds, updates, normal = one_run()
     yield Row("simic.round_ms", statistics.median(rounds) * 1e3)
     yield Row("simic.update_ms", statistics.median(updates) * 1e3)
-    yield Row("simic.update_share", statistics.median(u / r for u, r in zip(updates, rounds, strict=True)), 0.20)
+    yield Row(
+        "simic.update_share", statistics.median(u / r for u, r in zip(updates, rounds, strict=True)), 0.20
+    )
     reference = statistics.median(updates)
-    for name, changes in (("envs_16_to_64", {"envs": 64, "population": 64}), ("steps_24_to_48", {"episode_length": 48})):
+    for name, changes in (
+        ("envs_16_to_64", {"envs": 64, "population": 64}),
+        ("steps_24_to_48", {"episode_length": 48}),
+    ):
         _, longer, _ = one_run(steps_per_epoch=1, val_size=32, **changes)
         yield Row(f"simic.update_growth.{name}", statistics.median(longer) / reference)
     yield Row("telemetry.normal_share", normal, 0.02)

@@ -1,10 +1,11 @@
 """Rows `system.vs_bare.*`: a whole round of 16 envs against a bare loop of plain torch modules.
 
-The bare side trains and validates the same hosts on the same batches, one after the other, data cost included; it evaluates
-each coalition by a full pass, and trains its seeds within the ordinary pass, without incubating them. The two sides take
-turns epoch by epoch; each row is the worse of empty slots and of a scripted growth schedule. Times are of the processor: both
-sides have one thread, and what else runs on the machine is not their cost.
-"""
+The bare side trains and validates the same hosts on the same batches, one after the other, data cost
+included; it evaluates each coalition by a full pass, and trains its seeds within the ordinary pass, without
+incubating them. The two sides take turns epoch by epoch; each row is the worse of empty slots and of a
+scripted growth schedule. Times are of the processor: both sides have one thread, and what else runs on the
+machine is not their cost."""
+
 from __future__ import annotations
 
 import math
@@ -24,7 +25,14 @@ from torch import nn
 from benchmarks.harness import Row
 from benchmarks.plain import PlainGrowing
 from esper.kasmina import blended_slots
-from esper.leyline import AlphaTargetAction, BlueprintAction, FactoredAction, GerminationStyle, LifecycleOp, TempoAction
+from esper.leyline import (
+    AlphaTargetAction,
+    BlueprintAction,
+    FactoredAction,
+    GerminationStyle,
+    LifecycleOp,
+    TempoAction,
+)
 from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 from esper.runtime.tasks import TaskSpec, get_task_spec
@@ -37,19 +45,29 @@ from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 ENVS = 16
 VALIDATION_BATCH = 128
 GOALS = {"digits_impaired": 0.35, "cifar_impaired": 0.65, "cifar_baseline": 1.1}
-SHORT = {"empty": {"episode_length": 3}, "growing": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14}}
-"""Fewer than the tasks' own 75 epochs, and where seeds must come to their end also fewer than 50 steps in each."""
+SHORT = {
+    "empty": {"episode_length": 3},
+    "growing": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14},
+}
+"""Fewer than the tasks' own 75 epochs, and where seeds must come to their end also fewer than 50 steps in
+each."""
 BUDGETS: dict[str, dict[str, Any]] = {
-    "digits_impaired": {"empty": {}, "growing": {}}, "cifar_impaired": SHORT, "cifar_baseline": SHORT}
+    "digits_impaired": {"empty": {}, "growing": {}},
+    "cifar_impaired": SHORT,
+    "cifar_baseline": SHORT,
+}
 SCHEDULE = {1: "r0c0", 2: "r0c1", 3: "r0c2"}
 """Epoch → slot in which every env germinates a conv_light."""
 
 
 def open_run(task_name: str, kind: str, directory: Path) -> AbstractContextManager[VectorizedPPOTrainer]:
     """A whole run as a user starts it: policy, update, telemetry and checkpoint included."""
-    config = TrainingConfig(task=task_name, envs=ENVS, rounds=1, seed=0, telemetry_dir=str(directory),
-                            **BUDGETS[task_name][kind])
-    return vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(task_name)), TelemetryHub())
+    config = TrainingConfig(
+        task=task_name, envs=ENVS, rounds=1, seed=0, telemetry_dir=str(directory), **BUDGETS[task_name][kind]
+    )
+    return vectorized.open_trainer(
+        config, vectorized.resolve_task(config, get_task_spec(task_name)), TelemetryHub()
+    )
 
 
 def scripted(seen: Observation, slots: tuple[str, ...]) -> list[tuple[int, ...]]:
@@ -64,9 +82,17 @@ def scripted(seen: Observation, slots: tuple[str, ...]) -> list[tuple[int, ...]]
                 op, slot = LifecycleOp.ADVANCE, candidate
         if seen.epoch in SCHEDULE:
             op, slot = LifecycleOp.GERMINATE, SCHEDULE[seen.epoch]
-        actions.append(replace(FactoredAction.wait(), op=op, slot_idx=slots.index(slot), blueprint=BlueprintAction.CONV_LIGHT,
-                               style=GerminationStyle.LINEAR_ADD, tempo=TempoAction.FAST,
-                               alpha_target=AlphaTargetAction.FULL).to_indices())
+        actions.append(
+            replace(
+                FactoredAction.wait(),
+                op=op,
+                slot_idx=slots.index(slot),
+                blueprint=BlueprintAction.CONV_LIGHT,
+                style=GerminationStyle.LINEAR_ADD,
+                tempo=TempoAction.FAST,
+                alpha_target=AlphaTargetAction.FULL,
+            ).to_indices()
+        )
     return actions
 
 
@@ -75,13 +101,23 @@ class Bare:
 
     def __init__(self, task: TaskSpec) -> None:
         self.split = validation_split(load_dataset(task.dataset), task.val_size, 0)
-        self.batches = SharedBatchIterator(self.split, [[i] for i in range(ENVS)], task.batch_size,
-                                           steps_per_epoch=task.steps_per_epoch, seed=0, rows=[1] * ENVS)
+        self.batches = SharedBatchIterator(
+            self.split,
+            [[i] for i in range(ENVS)],
+            task.batch_size,
+            steps_per_epoch=task.steps_per_epoch,
+            seed=0,
+            rows=[1] * ENVS,
+        )
         self.validation = list(validation_batches(self.split, VALIDATION_BATCH))
         host = task.host
-        self.nets = [PlainGrowing(base=host["base"], kernel=host.get("kernel", 3), channels=host.get("channels", 3))
-                     for _ in range(ENVS)]
-        self.optimizers = [torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4) for net in self.nets]
+        self.nets = [
+            PlainGrowing(base=host["base"], kernel=host.get("kernel", 3), channels=host.get("channels", 3))
+            for _ in range(ENVS)
+        ]
+        self.optimizers = [
+            torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4) for net in self.nets
+        ]
         self.active: list[int] = []
 
     def germinate(self, block: int) -> None:
@@ -121,7 +157,9 @@ def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, floa
 
         def steered(seen: Observation, _actions: Sequence[Sequence[int]], **kwargs: bool) -> ActionResult:
             """The policy has decided; what is done is on schedule, so that both sides grow alike."""
-            return act(seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS, **kwargs)
+            return act(
+                seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS, **kwargs
+            )
 
         def bare_first(env: VectorEnv, epoch: int) -> None:
             start = time.process_time()
@@ -136,7 +174,9 @@ def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, floa
         trainer.run()
         total = time.process_time() - start
         blended = blended_slots(env.groups[0].model, 0)
-        assert len(blended) == (len(SCHEDULE) if grow else 0), f"the schedule did not finish: blended slots {blended}"
+        assert len(blended) == (len(SCHEDULE) if grow else 0), (
+            f"the schedule did not finish: blended slots {blended}"
+        )
         return total - spent[0], spent[0], dict(trainer.seconds)
 
 
@@ -157,10 +197,13 @@ def rows() -> Iterator[Row]:
 
 
 def growth_in_envs() -> Iterator[Row]:
-    """Time of an epoch of static digits per env, for 16 to 64 envs in populations of 16; the best of three, in turn."""
+    """Time of an epoch of static digits per env, for 16 to 64 envs in populations of 16; the best of three,
+    in turn."""
     times = dict.fromkeys((16, 32, 64), math.inf)
     for envs in [*times] * 3:
-        config = TrainingConfig(task="digits_impaired", envs=envs, population=16, rounds=1, policy="wait", episode_length=12)
+        config = TrainingConfig(
+            task="digits_impaired", envs=envs, population=16, rounds=1, policy="wait", episode_length=12
+        )
         task = vectorized.resolve_task(config, get_task_spec(config.task))
         with vectorized.open_trainer(config, task, TelemetryHub()) as trainer:
             start = time.process_time()

@@ -1,4 +1,6 @@
-"""Rows `tamiyo.*`: what deciding costs beside the epoch that it decides about, and how that grows with envs and slots."""
+"""Rows `tamiyo.*`: what deciding costs beside the epoch that it decides about, and how that grows with envs
+and slots."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,7 +24,8 @@ WARM = 8
 
 
 class Decider:
-    """Masks, features and one call of the network, for an observation repeated to any number of envs and slots."""
+    """Masks, features and one call of the network, for an observation repeated to any number of envs and
+    slots."""
 
     def __init__(self, env: VectorEnv, seen: Observation, envs: int, slots: int) -> None:
         pick = np.arange(envs) % len(seen.signals)
@@ -39,8 +42,9 @@ class Decider:
 
     def __call__(self) -> None:
         masks = compute_action_masks(build_slot_states(self.table), self.blueprints)
-        obs = batch_obs_to_features(stack_inputs(self.signals, self.table, self.sensors, last_op=self.ops,
-                                                 last_success=self.success))
+        obs = batch_obs_to_features(
+            stack_inputs(self.signals, self.table, self.sensors, last_op=self.ops, last_success=self.success)
+        )
         self.policy.act(obs, self.hidden, masks, uniforms=self.uniforms)
 
 

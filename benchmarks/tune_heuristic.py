@@ -1,8 +1,10 @@
-"""Thresholds for the heuristic of each task: a search on training envs. `benchmarks.policies` judges what it finds on others.
+"""Thresholds for the heuristic of each task: a search on training envs. `benchmarks.policies` judges what it
+finds on others.
 
-`python -m benchmarks.tune_heuristic`: for each task a few thought-out candidates and as many random ones play the same envs, then
-variants of the best do, twice. The best of all ships with the package. Gains are points of J over networks that never grow.
-"""
+`python -m benchmarks.tune_heuristic`: for each task a few thought-out candidates and as many random ones play
+the same envs, then variants of the best do, twice. The best of all ships with the package. Gains are points
+of J over networks that never grow."""
+
 from __future__ import annotations
 
 import argparse
@@ -22,8 +24,8 @@ import torch
 
 from benchmarks.play import outcomes
 from esper.leyline import PolicyProtocol, stream_seed
+from esper.proof.policies import SHIPPED, THRESHOLDS
 from esper.runtime.tasks import get_task_spec
-from esper.simic.proof.policies import SHIPPED, THRESHOLDS
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 
@@ -44,14 +46,33 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "max_seeds": (1, 2, 3),
     "max_live": (1, 2, 3),
     "min_contribution": (0.0, 1.0, 2.0, 5.0),
-    "blueprints": (("conv_light", "depthwise", "mlp_small", "lora", "norm"),
-                   ("depthwise", "conv_light", "lora", "mlp_small", "norm")),
+    "blueprints": (
+        ("conv_light", "depthwise", "mlp_small", "lora", "norm"),
+        ("depthwise", "conv_light", "lora", "mlp_small", "norm"),
+    ),
 }
-EAGER = HeuristicConfig(min_progress=0.0, max_progress=0.15, max_rank=1.0, rank_step=1.0, min_tap_ratio=0.0, strong_tap_ratio=0.0,
-                        plateau_epochs=3, growth_weight=2.0, depth_price=8.0, max_seeds=3, max_live=3, min_contribution=0.0)
+EAGER = HeuristicConfig(
+    min_progress=0.0,
+    max_progress=0.15,
+    max_rank=1.0,
+    rank_step=1.0,
+    min_tap_ratio=0.0,
+    strong_tap_ratio=0.0,
+    plateau_epochs=3,
+    growth_weight=2.0,
+    depth_price=8.0,
+    max_seeds=3,
+    max_live=3,
+    min_contribution=0.0,
+)
 """One seed after the other from the first epoch on, the first slots first."""
-THOUGHT_OUT = (HeuristicConfig(), EAGER, replace(EAGER, strong_tap_ratio=0.9), replace(EAGER, max_rank=0.5),
-               replace(EAGER, max_rank=0.5, rank_step=0.5, depth_price=0.2, growth_weight=4.0, min_tap_ratio=0.8))
+THOUGHT_OUT = (
+    HeuristicConfig(),
+    EAGER,
+    replace(EAGER, strong_tap_ratio=0.9),
+    replace(EAGER, max_rank=0.5),
+    replace(EAGER, max_rank=0.5, rank_step=0.5, depth_price=0.2, growth_weight=4.0, min_tap_ratio=0.8),
+)
 Table = dict[HeuristicConfig | None, list[float]]
 """J of each env, by configuration; None never grows."""
 Gains = dict[HeuristicConfig, float]
@@ -61,9 +82,14 @@ def draw(rng: np.random.Generator, names: Iterable[str]) -> dict[str, Any]:
     return {name: SPACE[name][rng.integers(len(SPACE[name]))] for name in names}
 
 
-def variants(parents: Sequence[HeuristicConfig], count: int, rng: np.random.Generator) -> list[HeuristicConfig]:
+def variants(
+    parents: Sequence[HeuristicConfig], count: int, rng: np.random.Generator
+) -> list[HeuristicConfig]:
     """The parents in turn, each with two thresholds drawn anew."""
-    return [replace(parents[i % len(parents)], **draw(rng, rng.choice(list(SPACE), 2, replace=False))) for i in range(count)]
+    return [
+        replace(parents[i % len(parents)], **draw(rng, rng.choice(list(SPACE), 2, replace=False)))
+        for i in range(count)
+    ]
 
 
 def policy_of(config: HeuristicConfig | None, envs: Sequence[int]) -> PolicyProtocol:
@@ -80,7 +106,11 @@ def measure(task: str, configs: Iterable[HeuristicConfig | None], count: int) ->
 
 def gains(table: Table) -> Gains:
     static = statistics.mean(table[None])
-    return {config: 100 * (statistics.mean(values) - static) for config, values in table.items() if config is not None}
+    return {
+        config: 100 * (statistics.mean(values) - static)
+        for config, values in table.items()
+        if config is not None
+    }
 
 
 def best(scores: Gains, count: int) -> list[HeuristicConfig]:
@@ -90,11 +120,16 @@ def best(scores: Gains, count: int) -> list[HeuristicConfig]:
 def changes(config: HeuristicConfig) -> str:
     """What differs from the defaults."""
     default = asdict(HeuristicConfig())
-    return ", ".join(f"{name}={value!r}" for name, value in asdict(config).items() if value != default[name]) or "defaults"
+    return (
+        ", ".join(f"{name}={value!r}" for name, value in asdict(config).items() if value != default[name])
+        or "defaults"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
     parser.add_argument("--candidates", type=int, default=10, help="to begin with")
     parser.add_argument("--children", type=int, default=5, help="variants of the best, twice")
@@ -104,7 +139,13 @@ def main() -> None:
     torch.set_num_threads(1)
     start = time.process_time()
     rng = np.random.default_rng(stream_seed(0, "sampling"))
-    pool = [*THOUGHT_OUT, *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(options.candidates - len(THOUGHT_OUT)))]
+    pool = [
+        *THOUGHT_OUT,
+        *(
+            replace(HeuristicConfig(), **draw(rng, SPACE))
+            for _ in range(options.candidates - len(THOUGHT_OUT))
+        ),
+    ]
     for task in TASKS:
         if task not in options.tasks:  # what it would have drawn, so that the others draw what they always do
             for _ in range(2):
@@ -120,8 +161,16 @@ def main() -> None:
             print(f"{task}: {found[config]:.1f} with {changes(config)}", flush=True)
         chosen = best(found, 1)[0]
         command = shlex.join(["python", "-m", "benchmarks.tune_heuristic", *sys.argv[1:]])
-        content = {"task": task, "command": command, "envs": count, "gain": found[chosen], "config": asdict(chosen)}
-        (options.out / f"{task}{THRESHOLDS}").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        content = {
+            "task": task,
+            "command": command,
+            "envs": count,
+            "gain": found[chosen],
+            "config": asdict(chosen),
+        }
+        (options.out / f"{task}{THRESHOLDS}").write_text(
+            json.dumps(content, indent=2) + "\n", encoding="utf-8"
+        )
     print(f"{time.process_time() - start:.0f} s of CPU time; thresholds in {options.out}")
 
 

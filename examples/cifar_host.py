@@ -1,8 +1,9 @@
 """Train an ordinary, seedless host on CIFAR-10: what a network reaches here before anything grows in it.
 
-    esper data get cifar10
-    python examples/cifar_host.py
+esper data get cifar10
+python examples/cifar_host.py
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,7 +20,9 @@ from esper.runtime.data import Batch, SharedBatchIterator, load_dataset, test_ba
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """A rise over the first tenth, then half a cosine down to nothing."""
     rise = steps / 10
-    return peak * (step / rise if step < rise else 0.5 + 0.5 * math.cos(math.pi * (step - rise) / (steps - rise)))
+    return peak * (
+        step / rise if step < rise else 0.5 + 0.5 * math.cos(math.pi * (step - rise) / (steps - rise))
+    )
 
 
 @torch.no_grad()
@@ -34,7 +37,9 @@ def accuracy(model: MorphogeneticModel, data: Iterable[Batch]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base", type=int, default=16, help="channels of the first block")
     parser.add_argument("--blocks", type=int, default=4, help="blocks, each twice as wide as the last")
     parser.add_argument("--epochs", type=int, default=8)
@@ -46,7 +51,9 @@ def main() -> None:
     start = time.perf_counter()
     split = validation_split(load_dataset("cifar10"), 1000, args.seed)
     steps_per_epoch = len(split.train) // args.batch_size
-    batches = SharedBatchIterator(split, [[0]], args.batch_size, steps_per_epoch=steps_per_epoch, seed=args.seed)
+    batches = SharedBatchIterator(
+        split, [[0]], args.batch_size, steps_per_epoch=steps_per_epoch, seed=args.seed
+    )
     model = MorphogeneticModel(CNNHost(1, base=args.base, blocks=args.blocks), seeds=[args.seed])
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=args.lr))
     print(f"{model.host_params:,} parameters, {args.epochs} epochs of {steps_per_epoch} batches")
@@ -62,9 +69,13 @@ def main() -> None:
             optimizer.step()
             total += losses.main.detach().sum()
             step += 1
-        print(f"epoch {epoch + 1:2}  train loss {total.item() / steps_per_epoch:.3f}  seconds {time.perf_counter() - start:.0f}",
-              flush=True)
-    print(f"test accuracy {accuracy(model, test_batches(split, 250)):.2f} %  seconds {time.perf_counter() - start:.0f}")
+        print(
+            f"epoch {epoch + 1:2}  train loss {total.item() / steps_per_epoch:.3f}  seconds {time.perf_counter() - start:.0f}",
+            flush=True,
+        )
+    print(
+        f"test accuracy {accuracy(model, test_batches(split, 250)):.2f} %  seconds {time.perf_counter() - start:.0f}"
+    )
 
 
 if __name__ == "__main__":

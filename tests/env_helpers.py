@@ -1,4 +1,5 @@
 """Real environments for tests: the embedded tasks at a small budget, and decision rules to drive them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,17 +17,41 @@ PARAMETERS = ("blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alp
 
 
 def small_task(name: str, *, epochs: int = 8, steps: int = 2, val_size: int = 48, **changes) -> TaskSpec:
-    return replace(get_task_spec(name), episode_length=epochs, steps_per_epoch=steps, val_size=val_size, batch_size=16, **changes)
+    return replace(
+        get_task_spec(name),
+        episode_length=epochs,
+        steps_per_epoch=steps,
+        val_size=val_size,
+        batch_size=16,
+        **changes,
+    )
 
 
-def make_env(task: TaskSpec, envs: int, *, population: int | None = None, root_seed: int = 0, hub=None) -> VectorEnv:
+def make_env(
+    task: TaskSpec, envs: int, *, population: int | None = None, root_seed: int = 0, hub=None
+) -> VectorEnv:
     rows = population or task.population
     split = validation_split(load_dataset(task.dataset), task.val_size, root_seed)
     ids = [list(range(first, min(first + rows, envs))) for first in range(0, envs, rows)]
-    batches = SharedBatchIterator(split, ids, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed,
-                                  rows=[rows] * len(ids))
-    groups = [create_env_group(task, group, population=rows, device="cpu", root_seed=root_seed, hub=hub) for group in ids]
-    return VectorEnv(task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=root_seed))
+    batches = SharedBatchIterator(
+        split,
+        ids,
+        task.batch_size,
+        steps_per_epoch=task.steps_per_epoch,
+        seed=root_seed,
+        rows=[rows] * len(ids),
+    )
+    groups = [
+        create_env_group(task, group, population=rows, device="cpu", root_seed=root_seed, hub=hub)
+        for group in ids
+    ]
+    return VectorEnv(
+        task,
+        groups,
+        batches,
+        validation_batches(split, task.val_size),
+        action_rules(task, root_seed=root_seed),
+    )
 
 
 def wait(seen: Observation) -> list[Sequence[int]]:
@@ -34,7 +59,8 @@ def wait(seen: Observation) -> list[Sequence[int]]:
 
 
 class RandomValid:
-    """A uniform choice among what the masks allow, from one stream per env, so that env i does not depend on the others."""
+    """A uniform choice among what the masks allow, from one stream per env, so that env i does not depend on
+    the others."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.streams = seed, {}

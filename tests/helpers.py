@@ -1,7 +1,9 @@
-"""What the tests of kasmina share: small networks of every topology, their data, and shortcuts through the lifecycle.
+"""What the tests of kasmina share: small networks of every topology, their data, and shortcuts through the
+lifecycle.
 
-P rows of the population, B batch. Images of a population are `[B, P·C, H, W]`, everything else is `[P, B, …]`.
-"""
+P rows of the population, B batch. Images of a population are `[B, P·C, H, W]`, everything else is `[P, B,
+…]`."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +26,15 @@ from esper.kasmina import (
     snapshot_row,
 )
 from esper.kasmina.hosts import Host
-from esper.leyline import BLUEPRINTS_BY_TOPOLOGY, BlueprintAction, GateConfig, OpResult, Pacing, SeedStage, Topology
+from esper.leyline import (
+    BLUEPRINTS_BY_TOPOLOGY,
+    BlueprintAction,
+    GateConfig,
+    OpResult,
+    Pacing,
+    SeedStage,
+    Topology,
+)
 from esper.runtime.data import load_dataset
 
 TOKENS = 17
@@ -38,8 +48,9 @@ EAGER: dict[str, Any] = {
 
 HOSTS: dict[Topology, Callable[[int], Host]] = {
     "cnn": lambda population: CNNHost(population, base=2, channels=1, size=8),
-    "transformer": lambda population: GPTHost(population, vocabulary=TOKENS, features=8, heads=2, layers=2, context=16,
-                                              segments=2),
+    "transformer": lambda population: GPTHost(
+        population, vocabulary=TOKENS, features=8, heads=2, layers=2, context=16, segments=2
+    ),
     "mlp": lambda population: MLPHost(population, inputs=16, features=8),
 }
 
@@ -49,7 +60,9 @@ def examples(fast: int) -> settings:
     return settings(max_examples=fast * settings().max_examples // 100)
 
 
-def make(topology: Topology, population: int = 1, *, dtype: torch.dtype = torch.float32, **options: Any) -> MorphogeneticModel:
+def make(
+    topology: Topology, population: int = 1, *, dtype: torch.dtype = torch.float32, **options: Any
+) -> MorphogeneticModel:
     """A small network that lets seeds advance eagerly."""
     return MorphogeneticModel(HOSTS[topology](population), **(EAGER | options)).to(dtype)
 
@@ -59,7 +72,7 @@ def blueprints(topology: Topology) -> list[str]:
     return sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology] if b is not BlueprintAction.NOOP)
 
 
-# -- data --------------------------------------------------------------------------------------------------------------------
+# -- data ----------------------------------------------------------------------------------------------------
 
 
 def generator(seed: int) -> torch.Generator:
@@ -91,7 +104,8 @@ def population_batch(model: MorphogeneticModel, seed: int, batch: int = 6) -> tu
 
 @cache
 def digits(topology: Topology, count: int) -> tuple[Tensor, Tensor]:
-    """Real images and what to say about them: as pixels, as a sequence of grey levels to continue, or as features."""
+    """Real images and what to say about them: as pixels, as a sequence of grey levels to continue, or as
+    features."""
     data = load_dataset("digits")
     pixels, labels = data.train_x[:count], data.train_y[:count]
     if topology == "transformer":
@@ -101,7 +115,7 @@ def digits(topology: Topology, count: int) -> tuple[Tensor, Tensor]:
     return (x if topology == "cnn" else x.flatten(1).unsqueeze(0)), labels.unsqueeze(0)
 
 
-# -- lifecycle ---------------------------------------------------------------------------------------------------------------
+# -- lifecycle -----------------------------------------------------------------------------------------------
 
 
 def measure(model: MorphogeneticModel, row: int = 0, *, contribution: float = 5.0) -> None:
@@ -126,14 +140,33 @@ def passed(result: OpResult) -> OpResult:
 PATH = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
 
 
-def bring(model: MorphogeneticModel, slot_id: str, blueprint_id: str, stage: SeedStage, *, row: int = 0, stir: float = 0.0,
-          **options: Any) -> None:
-    """Germinate a seed and take it to a stage; BLENDING means one tick into its ramp. With `stir` its weights are moved."""
-    passed(model.germinate(slot_id, blueprint_id, row=row, **(options if stage is SeedStage.BLENDING
-                                                              else {"tempo_epochs": 1} | options)))
-    for wanted in PATH[1:PATH.index(stage) + 1]:
+def bring(
+    model: MorphogeneticModel,
+    slot_id: str,
+    blueprint_id: str,
+    stage: SeedStage,
+    *,
+    row: int = 0,
+    stir: float = 0.0,
+    **options: Any,
+) -> None:
+    """Germinate a seed and take it to a stage; BLENDING means one tick into its ramp. With `stir` its weights
+    are moved."""
+    passed(
+        model.germinate(
+            slot_id,
+            blueprint_id,
+            row=row,
+            **(options if stage is SeedStage.BLENDING else {"tempo_epochs": 1} | options),
+        )
+    )
+    for wanted in PATH[1 : PATH.index(stage) + 1]:
         measure(model, row)
-        passed(model.fossilize(slot_id, row=row) if wanted is SeedStage.FOSSILIZED else model.advance(slot_id, row=row))
+        passed(
+            model.fossilize(slot_id, row=row)
+            if wanted is SeedStage.FOSSILIZED
+            else model.advance(slot_id, row=row)
+        )
         if wanted is SeedStage.BLENDING:
             model.step_epoch([row])
     assert stage_of(model, slot_id, row) is stage
@@ -161,12 +194,14 @@ def train_step(model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Ten
     return losses.main.detach()
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------------
+# -- comparing -----------------------------------------------------------------------------------------------
 
 
 def all_tensors(model: MorphogeneticModel) -> dict[str, Tensor]:
     """Copies of every parameter and buffer."""
-    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -176,7 +211,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """Names whose tensors are not bit for bit the same."""
-    return sorted({name for name in (*a, *b) if name not in a or name not in b or not same_bits(a[name], b[name])})
+    return sorted(
+        {name for name in (*a, *b) if name not in a or name not in b or not same_bits(a[name], b[name])}
+    )
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -188,8 +225,11 @@ def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def without(snapshot: RowSnapshot, slots: Iterable[str]) -> RowSnapshot:
     """The same network if the seeds of these slots had never been."""
     off = tuple(slots)
-    return RowSnapshot({s: seed for s, seed in snapshot.seeds.items() if s not in off}, snapshot.germinations,
-                       {name: t for name, t in snapshot.tensors.items() if name.split(".")[0] not in off})
+    return RowSnapshot(
+        {s: seed for s, seed in snapshot.seeds.items() if s not in off},
+        snapshot.germinations,
+        {name: t for name, t in snapshot.tensors.items() if name.split(".")[0] not in off},
+    )
 
 
 def wanted_coalitions(model: MorphogeneticModel) -> dict[int, list[frozenset[str]]]:

@@ -1,4 +1,5 @@
 """An output that tests can look into."""
+
 from __future__ import annotations
 
 from esper.leyline import TelemetryEvent

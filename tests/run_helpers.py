@@ -1,4 +1,5 @@
 """Small real training runs, and what two of them must share to the last bit."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,13 +7,21 @@ from typing import Any
 
 import torch
 
+from esper._archive import read_archive
 from esper.nissa import RunDirectory
 from esper.simic import train_ppo_vectorized
-from esper.tamiyo.policy import read_archive
 
 SMALL: dict[str, Any] = {
-    "task": "digits_impaired", "rounds": 2, "envs": 3, "episode_length": 8, "steps_per_epoch": 2, "val_size": 48,
-    "batch_size": 16, "population": 8, "hidden": 16, "checkpoint_every": 1,
+    "task": "digits_impaired",
+    "rounds": 2,
+    "envs": 3,
+    "episode_length": 8,
+    "steps_per_epoch": 2,
+    "val_size": 48,
+    "batch_size": 16,
+    "population": 8,
+    "hidden": 16,
+    "checkpoint_every": 1,
 }
 WALL_CLOCK = {"t_wall", "seconds", "batches_per_second", "samples_per_second"}
 
@@ -26,7 +35,9 @@ def train(directory: Path | None = None, **changes: Any):
 def timeless(value: Any) -> Any:
     """An event without its wall-clock fields; NaN as a word, because it equals nothing."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if k not in WALL_CLOCK and not k.endswith("_seconds")}
+        return {
+            k: timeless(v) for k, v in value.items() if k not in WALL_CLOCK and not k.endswith("_seconds")
+        }
     return "NaN" if isinstance(value, float) and value != value else value
 
 

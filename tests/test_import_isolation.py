@@ -1,4 +1,6 @@
-"""Packages load without torch, shown in fresh interpreters; dependencies point one way, shown by the syntax trees."""
+"""Packages load without torch, shown in fresh interpreters; dependencies point one way, shown by the syntax
+trees."""
+
 from __future__ import annotations
 
 import ast
@@ -9,8 +11,16 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "esper"
-LIGHT = ["esper", "esper.leyline", "esper.simic", "esper.kasmina", "esper.tamiyo", "esper.tolaria", "esper.nissa",
-         "esper.simic.training"]
+LIGHT = [
+    "esper",
+    "esper.leyline",
+    "esper.simic",
+    "esper.kasmina",
+    "esper.tamiyo",
+    "esper.tolaria",
+    "esper.nissa",
+    "esper.simic.training",
+]
 
 # What a package may import beside itself and the lazy-attribute helper.
 MAY_IMPORT = {
@@ -33,7 +43,8 @@ def module_name(path: Path) -> str:
 
 
 class Imports(ast.NodeVisitor):
-    """Collects the esper modules that a module imports anywhere, functions included, type-checking blocks left out."""
+    """Collects the esper modules that a module imports anywhere, functions included, type-checking blocks
+    left out."""
 
     def __init__(self, module: str, *, is_package: bool) -> None:
         self.package = module.split(".") if is_package else module.split(".")[:-1]
@@ -51,7 +62,7 @@ class Imports(ast.NodeVisitor):
             self.add(alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        base = self.package[:len(self.package) - node.level + 1] if node.level else []
+        base = self.package[: len(self.package) - node.level + 1] if node.level else []
         module = ".".join([*base, *([node.module] if node.module else [])])
         for alias in node.names:
             self.add(f"{module}.{alias.name}")
@@ -75,7 +86,9 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> set[str
 
 
 def imports_in(path: Path) -> set[str]:
-    return imports_of(path.read_text(encoding="utf-8"), module_name(path), is_package=path.name == "__init__.py")
+    return imports_of(
+        path.read_text(encoding="utf-8"), module_name(path), is_package=path.name == "__init__.py"
+    )
 
 
 def reaches(imported: set[str], module: str) -> set[str]:
@@ -87,7 +100,9 @@ def test_import_does_not_load_torch(module: str) -> None:
     if not SRC.parent.joinpath(*module.split("."), "__init__.py").exists():
         pytest.skip(f"{module} is not a package yet")
     code = f"import {module}, sys; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     assert module in loaded
     assert "torch" not in loaded
 
@@ -96,8 +111,12 @@ def test_import_does_not_load_torch(module: str) -> None:
 def test_dependencies_point_one_way(package: str) -> None:
     forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
     imported = {path: imports_in(path) for path in (SRC / package).rglob("*.py")}
-    wrong = {f"{module_name(path)} imports {name}" for path, names in imported.items()
-             for other in forbidden for name in reaches(names, f"esper.{other}")}
+    wrong = {
+        f"{module_name(path)} imports {name}"
+        for path, names in imported.items()
+        for other in forbidden
+        for name in reaches(names, f"esper.{other}")
+    }
     assert not wrong
 
 
@@ -119,29 +138,37 @@ def test_extracted_modules_do_not_reach_up(name: str) -> None:
     assert not reaches(found, "esper.simic.training.vectorized")
 
 
-@pytest.mark.parametrize(("source", "expected"), [
-    ("import esper.karn.sql as sql", {"esper.karn.sql"}),
-    ("import os, esper.karn", {"esper.karn"}),
-    ("from esper.karn import sql, report", {"esper.karn.sql", "esper.karn.report"}),
-    ("from esper import karn", {"esper.karn"}),
-    ("def f():\n    from esper.karn import sql", {"esper.karn.sql"}),
-    ("from .agent import ppo", {"esper.simic.agent.ppo"}),
-    ("from . import agent", {"esper.simic.agent"}),
-    ("from ..karn import sql", {"esper.karn.sql"}),
-    ("import_module('esper.karn.sql')", {"esper.karn.sql"}),
-    ("lazy_exports(__name__, {'esper.karn.sql': ('X',)})", {"esper.karn.sql"}),
-    ("if TYPE_CHECKING:\n    import esper.karn", set()),
-    ("import typing\nif typing.TYPE_CHECKING:\n    import esper.karn\nelse:\n    import esper.scripts", {"esper.scripts"}),
-    ("if DEBUG:\n    import esper.karn", {"esper.karn"}),
-    ("import esperanto, os\nfrom torch import nn", set()),
-])
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import esper.karn.sql as sql", {"esper.karn.sql"}),
+        ("import os, esper.karn", {"esper.karn"}),
+        ("from esper.karn import sql, report", {"esper.karn.sql", "esper.karn.report"}),
+        ("from esper import karn", {"esper.karn"}),
+        ("def f():\n    from esper.karn import sql", {"esper.karn.sql"}),
+        ("from .agent import ppo", {"esper.simic.agent.ppo"}),
+        ("from . import agent", {"esper.simic.agent"}),
+        ("from ..karn import sql", {"esper.karn.sql"}),
+        ("import_module('esper.karn.sql')", {"esper.karn.sql"}),
+        ("lazy_exports(__name__, {'esper.karn.sql': ('X',)})", {"esper.karn.sql"}),
+        ("if TYPE_CHECKING:\n    import esper.karn", set()),
+        (
+            "import typing\nif typing.TYPE_CHECKING:\n    import esper.karn\nelse:\n    import esper.scripts",
+            {"esper.scripts"},
+        ),
+        ("if DEBUG:\n    import esper.karn", {"esper.karn"}),
+        ("import esperanto, os\nfrom torch import nn", set()),
+    ],
+)
 def test_the_checker_sees_every_way_to_import(source: str, expected: set[str]) -> None:
     assert imports_of(source, "esper.simic.contracts") == expected
 
 
 def test_relative_imports_of_a_package() -> None:
     assert imports_of("from . import ppo", "esper.simic.agent", is_package=True) == {"esper.simic.agent.ppo"}
-    assert imports_of("from ..rewards import terms", "esper.simic.agent", is_package=True) == {"esper.simic.rewards.terms"}
+    assert imports_of("from ..rewards import terms", "esper.simic.agent", is_package=True) == {
+        "esper.simic.rewards.terms"
+    }
 
 
 def test_a_name_is_not_its_prefix() -> None:

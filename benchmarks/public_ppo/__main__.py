@@ -1,9 +1,11 @@
-"""The project's PPO and sb3-contrib's RecurrentPPO on the same memory task: `python -m benchmarks.public_ppo [--seeds 3]`.
+"""The project's PPO and sb3-contrib's RecurrentPPO on the same memory task: `python -m benchmarks.public_ppo
+[--seeds 3]`.
 
-Prints for each side and seed the env steps until 95 % of the last 256 episodes, as played while learning, were right, and env
-steps per second of one processor core, learning included. The library lives in a virtual environment of its own beside this
-file, with torch as constraints.txt pins it; the project never depends on it.
-"""
+Prints for each side and seed the env steps until 95 % of the last 256 episodes, as played while learning,
+were right, and env steps per second of one processor core, learning included. The library lives in a virtual
+environment of its own beside this file, with torch as constraints.txt pins it; the project never depends on
+it."""
+
 from __future__ import annotations
 
 import argparse
@@ -38,22 +40,32 @@ def library_python() -> str:
 
 def measure(*command: str) -> dict[str, float]:
     """One run in a process of its own."""
-    done = subprocess.run([command[0], "-m", *command[1:]], cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [command[0], "-m", *command[1:]], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def describe(run: dict[str, float]) -> str:
-    return f"{run['solved_at']:,.0f}" if run["solved_at"] else f"not in {BUDGET:,} ({100 * run['share']:.0f} %)"
+    return (
+        f"{run['solved_at']:,.0f}" if run["solved_at"] else f"not in {BUDGET:,} ({100 * run['share']:.0f} %)"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3, help="seeds per side")
-    parser.add_argument("--theirs", nargs="+", default=["tuned"], help="settings of the other side: default, tuned")
+    parser.add_argument(
+        "--theirs", nargs="+", default=["tuned"], help="settings of the other side: default, tuned"
+    )
     options = parser.parse_args()
     seeds, other = options.seeds, library_python()
-    sides = {"ours": (sys.executable, "benchmarks.public_ppo.ours"),
-             **{f"RecurrentPPO, {name}": (other, "benchmarks.public_ppo.theirs", name) for name in options.theirs}}
+    sides = {
+        "ours": (sys.executable, "benchmarks.public_ppo.ours"),
+        **{f"RecurrentPPO, {name}": (other, "benchmarks.public_ppo.theirs", name) for name in options.theirs},
+    }
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for seed in range(seeds):  # sides take turns, so that a busy machine is busy for all of them
         for name, command in sides.items():
@@ -61,7 +73,9 @@ def main() -> None:
             print(f"seed {seed}, {name}: {describe(runs[name][-1])}", flush=True)
     table = Table("side", *(f"seed {seed}" for seed in range(seeds)), "env steps per core second")
     for name, found in runs.items():
-        table.add_row(name, *map(describe, found), f"{median(run['steps'] / run['seconds'] for run in found):,.0f}")
+        table.add_row(
+            name, *map(describe, found), f"{median(run['steps'] / run['seconds'] for run in found):,.0f}"
+        )
     Console().print(table)
 
 

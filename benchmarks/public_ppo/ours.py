@@ -1,4 +1,5 @@
 """The project's agent on the task: `python -m benchmarks.public_ppo.ours SEED` prints one line of JSON."""
+
 from __future__ import annotations
 
 import json
@@ -20,7 +21,10 @@ OP = HEAD_NAMES.index("op")
 def legal() -> ActionMasks:
     """Two ops at every step; one slot, so that the other heads have nothing to say."""
     _, *parameters, ops = head_sizes(1)
-    op, *rest = (torch.ones(ENVS, *shape, dtype=torch.bool) for shape in ((ops,), (ops, 1), *((n,) for n in parameters)))
+    op, *rest = (
+        torch.ones(ENVS, *shape, dtype=torch.bool)
+        for shape in ((ops,), (ops, 1), *((n,) for n in parameters))
+    )
     op[:] = False
     op[:, [OP_WAIT, OP_FOSSILIZE]] = True
     return ActionMasks(op, *rest)
@@ -40,10 +44,20 @@ def run(seed: int, config: PPOConfig | None = None) -> dict[str, float]:
         agent.begin_rollout(hidden)
         uniforms = action_uniforms(seed, episode, range(ENVS), STEPS)
         for t in range(STEPS):
-            obs, reset = PolicyObservation(torch.from_numpy(seen), slots, blueprints), torch.full((ENVS,), t == 0)
+            obs, reset = (
+                PolicyObservation(torch.from_numpy(seen), slots, blueprints),
+                torch.full((ENVS,), t == 0),
+            )
             step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
             seen, earned, done = task.step((step.actions[:, OP] == OP_FOSSILIZE).numpy())
-            agent.record(obs, masks, step, reward=torch.from_numpy(earned), terminal=torch.full((ENVS,), done), reset=reset)
+            agent.record(
+                obs,
+                masks,
+                step,
+                reward=torch.from_numpy(earned),
+                terminal=torch.full((ENVS,), done),
+                reset=reset,
+            )
             hidden = step.hidden
             progress.add(ENVS, earned, done)
         agent.update()

@@ -1,7 +1,9 @@
-"""The task that both sides play, in plain numpy: a cue at step 0, nothing after it, and at step 30 the answer that it asked for.
+"""The task that both sides play, in plain numpy: a cue at step 0, nothing after it, and at step 30 the answer
+that it asked for.
 
-Two actions are legal at every step and only the last one pays, so that credit has to find it. E envs run in lockstep.
-"""
+Two actions are legal at every step and only the last one pays, so that credit has to find it. E envs run in
+lockstep."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,7 +34,9 @@ class Recall:
         seen[:, 1:] = 2.0 * self.cue[:, None] - 1.0
         return seen
 
-    def step(self, actions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
         """What is seen next, what was earned, and whether the episodes are over (then call reset)."""
         done = self.t == DELAY
         earned = (actions == self.cue).astype(np.float32) if done else np.zeros(self.envs, np.float32)
@@ -46,7 +50,8 @@ class Recall:
 
 
 class Progress:
-    """Counts env steps until the last WINDOW episodes, as they were played while learning, are nearly all right."""
+    """Counts env steps until the last WINDOW episodes, as they were played while learning, are nearly all
+    right."""
 
     def __init__(self) -> None:
         self.steps, self.solved_at = 0, 0

@@ -1,5 +1,6 @@
-"""sb3-contrib's RecurrentPPO on the task: `python -m benchmarks.public_ppo.theirs SETTING SEED` prints one line of JSON. It runs
-in a virtual environment of its own and imports nothing of the project but the task."""
+"""sb3-contrib's RecurrentPPO on the task: `python -m benchmarks.public_ppo.theirs SETTING SEED` prints one
+line of JSON. It runs in a virtual environment of its own and imports nothing of the project but the task."""
+
 from __future__ import annotations
 
 import json
@@ -18,8 +19,15 @@ from benchmarks.public_ppo.recall import BUDGET, FEATURES, STEPS, Progress, Reca
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {"envs": 8},
-    "tuned": {"envs": 64, "n_steps": STEPS, "batch_size": 16 * STEPS, "n_epochs": 10, "learning_rate": 1e-3, "gamma": 1.0,
-              "policy_kwargs": {"lstm_hidden_size": 64}},
+    "tuned": {
+        "envs": 64,
+        "n_steps": STEPS,
+        "batch_size": 16 * STEPS,
+        "n_epochs": 10,
+        "learning_rate": 1e-3,
+        "gamma": 1.0,
+        "policy_kwargs": {"lstm_hidden_size": 64},
+    },
 }
 
 
@@ -48,15 +56,15 @@ class RecallVecEnv(VecEnv):
 
     def close(self) -> None: ...
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:  # noqa: ARG002
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         return [getattr(self, attr_name, None)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:  # noqa: ARG002
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         return [None] * self.num_envs
 
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:  # noqa: ARG002
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         return [False] * self.num_envs
 
 

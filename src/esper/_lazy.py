@@ -1,4 +1,6 @@
-"""Lazy package attributes (PEP 562): a package names the exports of its modules, each of which loads on first use."""
+"""Lazy package attributes (PEP 562): a package names the exports of its modules, each of which loads on first
+use."""
+
 from __future__ import annotations
 
 import sys
@@ -7,9 +9,11 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_exports(package: str, modules: Mapping[str, Sequence[str]]) -> tuple[
-        Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` and `__all__` for a package that exports these names of these modules."""
+def lazy_exports(
+    package: str, modules: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` for a package that exports these names of these
+    modules."""
     origins = {name: module for module, names in modules.items() for name in names}
 
     def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
 """Every ablation changes the training that it is an ablation of."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """The fast runner of schedules against the real environment: the same networks, to the last bit."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,9 +15,14 @@ from esper.tamiyo import FixedSchedule, Planting
 @pytest.mark.parametrize("name", ["digits_baseline", "digits_shift"])
 def test_a_schedule_comes_to_the_same_in_the_environment(name) -> None:
     task = replace(get_task_spec(name), episode_length=14, steps_per_epoch=4)
-    plan = (decision_value.Planting(1, "r0c0", "conv_light"), decision_value.Planting(3, "r1c0", "conv_small"))
+    plan = (
+        decision_value.Planting(1, "r0c0", "conv_light"),
+        decision_value.Planting(3, "r1c0", "conv_small"),
+    )
     plantings = [Planting(p.epoch, task.slots.index(p.slot), p.blueprint) for p in plan]
-    found = decision_value.run(task, split_of(task.dataset, task.val_size), [(plan, env) for env in range(5, 9)])
+    found = decision_value.run(
+        task, split_of(task.dataset, task.val_size), [(plan, env) for env in range(5, 9)]
+    )
     played = play(make_env(task, range(5, 9)), FixedSchedule([plantings] * 4))
     for env, outcome in zip(range(5, 9), played, strict=True):
         assert outcome.fossilized == 2

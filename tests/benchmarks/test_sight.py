@@ -1,4 +1,6 @@
-"""What can be seen and what can be learned from it: crippled blocks from observations, the heuristic's rules by imitation."""
+"""What can be seen and what can be learned from it: crippled blocks from observations, the heuristic's rules
+by imitation."""
+
 from __future__ import annotations
 
 import pytest

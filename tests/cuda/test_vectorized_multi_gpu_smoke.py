@@ -1,4 +1,6 @@
-"""Real devices: one population per stream, populations in turn over the devices. Skipped where there is none."""
+"""Real devices: one population per stream, populations in turn over the devices. Skipped where there is
+none."""
+
 from __future__ import annotations
 
 import pytest
@@ -21,7 +23,9 @@ def test_populations_take_turns_on_all_devices() -> None:
     assert all(torch.isfinite(p).all() for p in agent.policy.network.parameters())
 
 
-@pytest.mark.parametrize("changes", [{"amp": "bf16"}, {"amp": "fp16", "population": 1}, {"gpu_preload": True}])
+@pytest.mark.parametrize(
+    "changes", [{"amp": "bf16"}, {"amp": "fp16", "population": 1}, {"gpu_preload": True}]
+)
 def test_precisions_and_preloading(changes) -> None:
     _, history = train_ppo_vectorized(**{**SMALL, "devices": ["cuda:0"], **changes})
     assert len(history) == SMALL["rounds"]

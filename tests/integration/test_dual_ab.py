@@ -1,11 +1,12 @@
 """A/B of reward modes: paired, interleaved, with intervals that say what they should."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from esper.leyline import EsperError, RewardMode, TelemetryEventType
-from esper.leyline.statistics import estimate, interquartile_mean, mean, paired
+from esper.simic.statistics import estimate, interquartile_mean, mean, paired
 from esper.simic.training import vectorized
 from esper.simic.training.dual_ab import ABResult, train_dual_ab
 from run_helpers import SMALL, story
@@ -24,7 +25,8 @@ def test_groups_play_the_same_episodes_until_they_learn_otherwise(tmp_path) -> N
 
 
 def test_a_comparison_goes_on_where_it_was_stopped(tmp_path) -> None:
-    """Told to stop in the second group's last round, when the first has finished; then it goes on, and nothing is missing."""
+    """Told to stop in the second group's last round, when the first has finished; then it goes on, and
+    nothing is missing."""
     modes = {"ab_reward_modes": ("sparse", "shaped")}
     whole = train_dual_ab(**SMALL, **modes)
     hub, seen = vectorized.get_hub(), []
@@ -54,7 +56,10 @@ def test_one_mode_is_no_comparison() -> None:
 
 
 def test_groups_are_compared_over_the_rounds_that_all_have_played() -> None:
-    played = {RewardMode.SPARSE: {r: [0.5, 0.6] for r in range(8)}, RewardMode.SHAPED: {r: [0.4, 0.4] for r in range(2, 7)}}
+    played = {
+        RewardMode.SPARSE: {r: [0.5, 0.6] for r in range(8)},
+        RewardMode.SHAPED: {r: [0.4, 0.4] for r in range(2, 7)},
+    }
     result = ABResult.of(played)
     assert {len(values) for values in result.objectives.values()} == {5}
     difference = result.differences[RewardMode.SPARSE, RewardMode.SHAPED]
@@ -101,7 +106,10 @@ def test_what_belongs_together_is_no_more_evidence_for_being_there_twice() -> No
     rng = np.random.default_rng(3)
     once = rng.normal(size=40)
     for statistic in (mean, interquartile_mean):
-        alone, twice = estimate(once, statistic=statistic), estimate(np.stack([once] * 2, 1), statistic=statistic)
+        alone, twice = (
+            estimate(once, statistic=statistic),
+            estimate(np.stack([once] * 2, 1), statistic=statistic),
+        )
         assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high), abs=0.01)
     apart = estimate(rng.normal(size=80))
     assert apart.high - apart.low < 0.8 * (estimate(once).high - estimate(once).low)

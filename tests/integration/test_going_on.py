@@ -1,4 +1,5 @@
 """Runs that go on from an older checkpoint, with more rounds, or not at all."""
+
 from __future__ import annotations
 
 import shutil
@@ -36,7 +37,8 @@ def checkpoints(directory) -> list[str]:
 
 
 def test_an_older_checkpoint_begins_the_run_anew_from_there(tmp_path) -> None:
-    """Checkpoints of what came after it are gone with its log; the run then keeps its own and ends as it had ended."""
+    """Checkpoints of what came after it are gone with its log; the run then keeps its own and ends as it had
+    ended."""
     train(tmp_path / "whole", **QUICK | {"keep_last": 9})
     run = shutil.copytree(tmp_path / "whole", tmp_path / "run")
     with vectorized.get_hub().attached(Stop()):
@@ -73,7 +75,9 @@ def test_a_run_that_fails_says_why(tmp_path) -> None:
     config = TrainingConfig(**QUICK, telemetry_dir=str(tmp_path / "run"))
 
     def fail() -> None:
-        with open_trainer(config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+        with open_trainer(
+            config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()
+        ) as trainer:
             trainer.run(until=1)
             raise RuntimeError("no such luck")
 
@@ -82,7 +86,12 @@ def test_a_run_that_fails_says_why(tmp_path) -> None:
     views = open_run(tmp_path / "run")
     assert summarize(views).status == "failed"
     assert views.rows("SELECT message, rounds_completed, env_steps FROM ends") == [
-        {"message": "RuntimeError: no such luck", "rounds_completed": 1, "env_steps": QUICK["envs"] * QUICK["episode_length"]}]
+        {
+            "message": "RuntimeError: no such luck",
+            "rounds_completed": 1,
+            "env_steps": QUICK["envs"] * QUICK["episode_length"],
+        }
+    ]
 
 
 def test_what_fails_after_the_run_is_no_failure_of_the_run(tmp_path) -> None:
@@ -90,7 +99,9 @@ def test_what_fails_after_the_run_is_no_failure_of_the_run(tmp_path) -> None:
     config = TrainingConfig(**QUICK | {"rounds": 1}, telemetry_dir=str(tmp_path / "run"))
 
     def fail() -> None:
-        with open_trainer(config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+        with open_trainer(
+            config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()
+        ) as trainer:
             trainer.run()
             raise RuntimeError("too late")
 
@@ -103,6 +114,8 @@ def test_data_with_other_classes_than_the_host_are_refused() -> None:
     config = TrainingConfig(**QUICK)
     task = resolve_task(config, get_task_spec(config.task))
     small = replace(task, host={**task.host, "classes": 7})
-    with pytest.raises(EsperError, match="digits has 10 classes, the host of task digits_impaired has 7"), \
-            open_trainer(config, small, TelemetryHub()):
+    with (
+        pytest.raises(EsperError, match="digits has 10 classes, the host of task digits_impaired has 7"),
+        open_trainer(config, small, TelemetryHub()),
+    ):
         pass

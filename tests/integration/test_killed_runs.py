@@ -1,4 +1,5 @@
 """A real run killed at any moment: what it had flushed is there, every reader works, and it can go on."""
+
 from __future__ import annotations
 
 import random
@@ -10,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from esper._archive import read_archive
 from esper.nissa import RunDirectory
 from esper.scripts.cli import main as esper
-from esper.tamiyo.policy import read_archive
 from run_helpers import SMALL, assert_same_run, assert_same_weights, train
 
 CODE = f"""
 import sys, torch
 torch.set_num_threads(1)
 from esper.simic import train_ppo_vectorized
-train_ppo_vectorized(**{ {**SMALL, 'episode_length': 4}!r} | {{"rounds": int(sys.argv[2])}}, telemetry_dir=sys.argv[1])
+train_ppo_vectorized(**{ {**SMALL, "episode_length": 4}!r} | {{"rounds": int(sys.argv[2])}}, telemetry_dir=sys.argv[1])
 """
 
 
@@ -52,8 +53,13 @@ def check_what_is_left(directory: Path, capsys) -> None:
     for path in (directory / "checkpoints").glob("round-*.safetensors"):
         assert read_archive(path, kind="run")[1]["seq"] <= len(events)
     name = str(directory)
-    for command in (["runs", str(directory.parent)], ["report", name], ["sql", name, "SELECT count(*) FROM rounds"],
-                    ["compare", name, name], ["watch", name]):
+    for command in (
+        ["runs", str(directory.parent)],
+        ["report", name],
+        ["sql", name, "SELECT count(*) FROM rounds"],
+        ["compare", name, name],
+        ["watch", name],
+    ):
         assert esper(command) == 0, command
     assert "cut off" in capsys.readouterr().out
 
@@ -92,5 +98,9 @@ def test_a_run_killed_before_it_announced_its_checkpoint_does_so_when_it_goes_on
     best.unlink()
     train(tmp_path / "killed", **changes, resume="auto")
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
-    assert_same_weights(*(read_archive(tmp_path / name / "checkpoints" / "best.safetensors", kind="run")[0]
-                          for name in ("killed", "straight")))
+    assert_same_weights(
+        *(
+            read_archive(tmp_path / name / "checkpoints" / "best.safetensors", kind="run")[0]
+            for name in ("killed", "straight")
+        )
+    )

@@ -1,4 +1,6 @@
-"""Optimizers through growth in real runs: they hold exactly what lives, and what was pruned leaves nothing behind."""
+"""Optimizers through growth in real runs: they hold exactly what lives, and what was pruned leaves nothing
+behind."""
+
 from __future__ import annotations
 
 import pytest
@@ -73,7 +75,9 @@ def test_a_round_begins_with_optimizers_that_remember_nothing(watch, monkeypatch
         for group in env.groups:
             for member in group.envs:
                 state = group.optimizer.row_state(member.row)
-                found.append(all((t == 0).all() for name, t in state.items() if not name.startswith("rates.")))
+                found.append(
+                    all((t == 0).all() for name, t in state.items() if not name.startswith("rates."))
+                )
                 assert not member.model.reports()
 
     monkeypatch.setattr(vectorized.VectorEnv, "begin_round", look)

@@ -1,4 +1,5 @@
 """The stored baseline: a short run still does what it did, and the check notices when it does not."""
+
 from __future__ import annotations
 
 import copy
@@ -46,7 +47,9 @@ def test_a_change_is_noticed(found, spoil) -> None:
     else:
         changed["imports"]["leyline"] = [*changed["imports"]["leyline"], "simic"]
     (difference,) = compare(found, changed)
-    assert {"events": "ppo_update", "losses": "step 7", "imports": "leyline imports simic"}[spoil] in difference
+    assert {"events": "ppo_update", "losses": "step 7", "imports": "leyline imports simic"}[
+        spoil
+    ] in difference
 
 
 def test_another_torch_is_held_to_what_does_not_depend_on_rounding(found) -> None:

@@ -1,4 +1,5 @@
 """Lower precision of the networks' forward passes, as the config asks for it."""
+
 from __future__ import annotations
 
 import pytest

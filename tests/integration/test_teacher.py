@@ -1,4 +1,6 @@
-"""Imitation before learning: a policy that watched a teacher does what it did, and such a run can be stopped anywhere."""
+"""Imitation before learning: a policy that watched a teacher does what it did, and such a run can be stopped
+anywhere."""
+
 from __future__ import annotations
 
 import json
@@ -9,8 +11,8 @@ import torch
 
 from esper.leyline import EsperError, LifecycleOp
 from esper.nissa import TelemetryHub
+from esper.proof.search import Found, Schedules, save_schedules
 from esper.runtime.tasks import get_task_spec
-from esper.simic.proof.search import Found, Schedules, save_schedules
 from esper.simic.training import vectorized
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
@@ -26,8 +28,13 @@ def schedules(tmp_path):
     def write(task: str = SMALL["task"], plan=PLAN, patterns=()) -> str:
         best, nothing = (Found(schedule=p, objective=0.5, gain=0.1, seeds=1, env_steps=1) for p in (plan, ()))
         path = tmp_path / "schedule.json"
-        found = Schedules(task=task, root_seed=0, candidates=1, best=best,
-                          by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns})
+        found = Schedules(
+            task=task,
+            root_seed=0,
+            candidates=1,
+            best=best,
+            by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns},
+        )
         save_schedules(path, found, get_task_spec(task), "")
         return str(path)
 
@@ -36,10 +43,20 @@ def schedules(tmp_path):
 
 def test_a_policy_learns_to_do_what_its_teacher_did(tmp_path, schedules) -> None:
     """Three rounds of watching; in the fourth the policy is on its own, without exploration."""
-    train(tmp_path / "run", teacher=schedules(), teacher_rounds=3, teacher_updates=8, rounds=4, envs=8, hidden=32,
-          ppo={"epsilon": 0.0, "entropy_coef": 0.0})
+    train(
+        tmp_path / "run",
+        teacher=schedules(),
+        teacher_rounds=3,
+        teacher_updates=8,
+        rounds=4,
+        envs=8,
+        hidden=32,
+        ppo={"epsilon": 0.0, "entropy_coef": 0.0},
+    )
     steps = rows(tmp_path / "run", "steps")
-    by_round = [[row for row in steps if row["round_idx"] == r and row["op"] == "GERMINATE"] for r in range(4)]
+    by_round = [
+        [row for row in steps if row["round_idx"] == r and row["op"] == "GERMINATE"] for r in range(4)
+    ]
     wanted = {(1, "r0c0", "conv_light"), (2, "r0c1", "norm")}
     for taught in by_round[:3]:
         assert {(row["epoch"], row["slot"], row["blueprint"]) for row in taught} == wanted
@@ -52,9 +69,12 @@ def test_a_policy_learns_to_do_what_its_teacher_did(tmp_path, schedules) -> None
 def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, monkeypatch, schedules) -> None:
     task = "digits_shift" if teacher == "probe" else SMALL["task"]
     patterns = tuple(product((False, True), repeat=2)) if teacher == "probe" else ()
-    fields = {"task": task, "teacher": "heuristic" if teacher == "heuristic" else schedules(task, patterns=patterns),
-              "teacher_rounds": 1,
-              "heuristic": {"max_rank": 1.0, "min_tap_ratio": 0.0, "min_contribution": 1.5, "max_progress": 1.0}}
+    fields = {
+        "task": task,
+        "teacher": "heuristic" if teacher == "heuristic" else schedules(task, patterns=patterns),
+        "teacher_rounds": 1,
+        "heuristic": {"max_rank": 1.0, "min_tap_ratio": 0.0, "min_contribution": 1.5, "max_progress": 1.0},
+    }
     train(tmp_path / "straight", **fields)
     calls = iter([False] * 4 + [True])
     monkeypatch.setattr(vectorized, "stop_requested", lambda: next(calls, False))
@@ -65,9 +85,13 @@ def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, mon
     assert_same_run(tmp_path / "straight", tmp_path / "cut")
 
 
-@pytest.mark.parametrize(("make", "state"), [
-    (lambda: Heuristic(None, 2), {"pruned": [["conv_light", "norm"], []]}),
-    (lambda: FixedSchedule([PLAN, PLAN[1:]]), {"epoch": 3, "open": [[1], []]})])
+@pytest.mark.parametrize(
+    ("make", "state"),
+    [
+        (lambda: Heuristic(None, 2), {"pruned": [["conv_light", "norm"], []]}),
+        (lambda: FixedSchedule([PLAN, PLAN[1:]]), {"epoch": 3, "open": [[1], []]}),
+    ],
+)
 def test_what_a_policy_remembers_within_an_episode_survives(make, state) -> None:
     policy = make()
     assert policy.state() != state
@@ -76,9 +100,12 @@ def test_what_a_policy_remembers_within_an_episode_survives(make, state) -> None
 
 
 def test_given_actions_are_judged_not_chosen() -> None:
-    """The step that a policy makes of somebody else's actions has their log-probs and its own value and memory."""
+    """The step that a policy makes of somebody else's actions has their log-probs and its own value and
+    memory."""
     config = TrainingConfig(**SMALL)
-    with vectorized.open_trainer(config, vectorized.resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
+    with vectorized.open_trainer(
+        config, vectorized.resolve_task(config, get_task_spec(config.task)), TelemetryHub()
+    ) as trainer:
         trainer.begin_round()
         env, policy = trainer.env, trainer.agent.policy
         env.train_epoch(1)
@@ -96,11 +123,15 @@ def test_given_actions_are_judged_not_chosen() -> None:
     assert torch.equal(waited.hidden[0], own.hidden[0])
 
 
-@pytest.mark.parametrize(("fields", "words"), [
-    ({"teacher": "heuristic"}, "set both or neither"), ({"teacher_rounds": 1}, "set both or neither"),
-    ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
-    ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
-])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"teacher": "heuristic"}, "set both or neither"),
+        ({"teacher_rounds": 1}, "set both or neither"),
+        ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
+        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
+    ],
+)
 def test_what_cannot_be_taught_is_refused(fields, words) -> None:
     with pytest.raises(EsperError, match=words):
         train(**fields)

@@ -1,4 +1,5 @@
 """Envs that share a world: the same until they decide otherwise, and judged by what they did."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +15,9 @@ SHIFT = {"task": "digits_shift", "envs": 6, "rounds": 1}
 def by_env(directory) -> dict[int, list[tuple[float, ...]]]:
     found: dict[int, list[tuple[float, ...]]] = {}
     for row in rows(directory, "steps"):
-        found.setdefault(row["env_id"], []).append(tuple(v for k, v in row.items() if k not in ("env_id", "seq", "device")))
+        found.setdefault(row["env_id"], []).append(
+            tuple(v for k, v in row.items() if k not in ("env_id", "seq", "device"))
+        )
     return found
 
 
@@ -46,7 +49,9 @@ def test_what_twins_share_is_taken_out() -> None:
     found = without_luck(advantages, where, 3)
     for i in range(6):
         for t in range(4):
-            others = [advantages[j, t].item() for j in range(6) if j // 3 == i // 3 and j != i and where[j, t]]
+            others = [
+                advantages[j, t].item() for j in range(6) if j // 3 == i // 3 and j != i and where[j, t]
+            ]
             wanted = advantages[i, t].item() - (sum(others) / len(others) if others else 0.0)
             assert found[i, t].item() == pytest.approx(wanted, abs=1e-6)
     assert torch.equal(without_luck(advantages, where, 1), advantages)
@@ -60,8 +65,13 @@ def test_twins_learn(tmp_path) -> None:
     assert agent.updates == 1
 
 
-@pytest.mark.parametrize(("fields", "words"), [({"envs": 5, "twins": 2}, "must be a multiple"),
-                                               ({"envs": 4, "twins": 2, "rollout_length": 4}, "whole episodes")])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"envs": 5, "twins": 2}, "must be a multiple"),
+        ({"envs": 4, "twins": 2, "rollout_length": 4}, "whole episodes"),
+    ],
+)
 def test_twins_that_cannot_be(fields, words) -> None:
     with pytest.raises(EsperError, match=words):
         train(**fields)

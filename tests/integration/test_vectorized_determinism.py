@@ -1,4 +1,6 @@
-"""The same config gives the same run: twice, stopped and resumed, with more envs beside it, at every telemetry level."""
+"""The same config gives the same run: twice, stopped and resumed, with more envs beside it, at every
+telemetry level."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,7 +21,8 @@ class Faulty(SharedBatchIterator):
     """Feeds env 0 a NaN in the third epoch of every round: the governor must roll it back."""
 
     stop_in: tuple[int, int] | None = None
-    """Round and epoch in which a stop is requested while the networks train; a negative epoch: right after them."""
+    """Round and epoch in which a stop is requested while the networks train; a negative epoch: right after
+    them."""
     epoch = 0
 
     def begin_episode(self, episode, **conditions):
@@ -56,8 +59,14 @@ class StopOn(MemoryOutput):
 
 
 def eventful(**changes):
-    """A run with rollbacks, open escrows and seeds that are half blended; its policy explores enough to meet them all."""
-    return {"reward": {"mode": "escrow"}, "rollout_length": 3, "ppo": {"epsilon": 1.0, "epsilon_end": 1.0}, **changes}
+    """A run with rollbacks, open escrows and seeds that are half blended; its policy explores enough to meet
+    them all."""
+    return {
+        "reward": {"mode": "escrow"},
+        "rollout_length": 3,
+        "ppo": {"epsilon": 1.0, "epsilon_end": 1.0},
+        **changes,
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,13 +89,17 @@ def test_two_runs_are_bit_identical(straight, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("phase", STOP_AT)
-def test_a_stopped_and_resumed_run_equals_the_straight_one(phase, straight, faulty, tmp_path, monkeypatch) -> None:
+def test_a_stopped_and_resumed_run_equals_the_straight_one(
+    phase, straight, faulty, tmp_path, monkeypatch
+) -> None:
     hub = TelemetryHub()
     monkeypatch.setattr(vectorized, "get_hub", lambda: hub)
     if phase in ("train", "validate"):
         monkeypatch.setattr(faulty, "stop_in", (1, 6 if phase == "train" else -6))
     else:
-        hub.add_output(StopOn("seed_lifecycle" if phase == "act" else "ppo_update", 1, 6 if phase == "act" else 0))
+        hub.add_output(
+            StopOn("seed_lifecycle" if phase == "act" else "ppo_update", 1, 6 if phase == "act" else 0)
+        )
     _, history = train(tmp_path / "cut", **eventful())
     assert len(history) == 1, "the run was to stop in its second round"
     meta = last_checkpoint(tmp_path / "cut")[1]
@@ -113,7 +126,10 @@ def test_one_env_does_not_depend_on_how_many_there_are(tmp_path) -> None:
     """Before the first update, when all policies are still the same one."""
     found = {}
     for envs in (1, 4, 16):
-        train(tmp_path / f"{envs}", **{**eventful(rollout_length=None), "envs": envs, "rounds": 1, "population": 8})
+        train(
+            tmp_path / f"{envs}",
+            **{**eventful(rollout_length=None), "envs": envs, "rounds": 1, "population": 8},
+        )
         steps = rows(tmp_path / f"{envs}", "steps")
         found[envs] = [{k: v for k, v in row.items() if k != "seq"} for row in steps if row["env_id"] == 0]
     assert found[1] == found[4] == found[16]

@@ -1,4 +1,5 @@
 """The reading commands: what they print of a sound run, and what they say to everything else."""
+
 from __future__ import annotations
 
 import contextlib
@@ -57,8 +58,9 @@ def test_a_reader_leaves_the_run_as_it_is(name: str, copy: Path, capsys: pytest.
     assert contents(copy) == before
 
 
-def test_runs_lists_how_each_stands(run_path: Path, random_path: Path, tmp_path: Path,
-                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_lists_how_each_stands(
+    run_path: Path, random_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in (run_path, random_path):
         shutil.copytree(path, tmp_path / "deep" / path.name)
     (tmp_path / "broken").mkdir()
@@ -93,11 +95,21 @@ def test_sql_without_a_query_lists_every_metric(run_path: Path, capsys: pytest.C
         assert metric.meaning in shown, name
 
 
-@pytest.mark.parametrize("arguments", [
-    ["sql", "{run}", "SELEC"], ["watch", "{run}", "--env", "9"], ["watch", "{run}", "--round", "7"],
-    ["report", "{run}", "--growth-rounds", "0"], ["report", "{run}", "--out", "{run}/no/x.html"],
-    ["compare", "{run}"], ["compare", "{run}", "{run}", "--last", "0"]])
-def test_bad_arguments_are_explained(arguments: list[str], run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sql", "{run}", "SELEC"],
+        ["watch", "{run}", "--env", "9"],
+        ["watch", "{run}", "--round", "7"],
+        ["report", "{run}", "--growth-rounds", "0"],
+        ["report", "{run}", "--out", "{run}/no/x.html"],
+        ["compare", "{run}"],
+        ["compare", "{run}", "{run}", "--last", "0"],
+    ],
+)
+def test_bad_arguments_are_explained(
+    arguments: list[str], run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([argument.format(run=run_path) for argument in arguments]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("error: ")
@@ -110,6 +122,7 @@ def _change_line(number: int, old: str, new: str) -> Callable[[Path], None]:
         assert old in lines[number]
         lines[number] = lines[number].replace(old, new)
         (run / "events.jsonl").write_text("".join(lines))
+
     return damage
 
 
@@ -131,7 +144,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_sound_run_is_explained(damage: str, name: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_sound_run_is_explained(
+    damage: str, name: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spoil, named = DAMAGES[damage]
     spoil(copy)
     assert main(READERS[name](copy)) == 2
@@ -143,8 +158,12 @@ def test_what_is_no_sound_run_is_explained(damage: str, name: str, copy: Path, c
     assert not shown.out
 
 
-@pytest.mark.parametrize("arguments", [["watch"], ["report"], ["sql", "SELECT * FROM Slots"], ["sql", "SELECT * FROM steps"]])
-def test_a_damaged_table_is_named(arguments: list[str], copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["watch"], ["report"], ["sql", "SELECT * FROM Slots"], ["sql", "SELECT * FROM steps"]]
+)
+def test_a_damaged_table_is_named(
+    arguments: list[str], copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = copy / "tables" / "steps-00001.parquet"
     table.write_bytes(table.read_bytes()[:-100])
     assert main([arguments[0], str(copy), *arguments[1:]]) == 2
@@ -152,10 +171,13 @@ def test_a_damaged_table_is_named(arguments: list[str], copy: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("share", [0.0, 0.003, 0.2, 0.5, 0.8, 0.999])
-def test_readers_take_a_log_that_was_cut_anywhere(share: float, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a kill leaves it: whole lines, perhaps a part of one, and the tables of the rounds that were over."""
+def test_readers_take_a_log_that_was_cut_anywhere(
+    share: float, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a kill leaves it: whole lines, perhaps a part of one, and the tables of the rounds that were
+    over."""
     whole = (copy / "events.jsonl").read_bytes()
-    (copy / "events.jsonl").write_bytes(whole[:int(len(whole) * share)])
+    (copy / "events.jsonl").write_bytes(whole[: int(len(whole) * share)])
     rounds = [event for event in RunDirectory.open(copy).events() if event["event_type"] == "batch_completed"]
     for table in (copy / "tables").iterdir():
         if int(table.stem.split("-")[1]) >= len(rounds):
@@ -196,8 +218,14 @@ def test_watching_does_not_change_training(run_path: Path, tmp_path: Path) -> No
         over.set()
         watcher.join()
     assert looks
-    alone, watched = ({(file.name, name): tensor for file in (run / "checkpoints").glob("*.safetensors")
-                       for name, tensor in load_file(file).items()} for run in (run_path, path))
+    alone, watched = (
+        {
+            (file.name, name): tensor
+            for file in (run / "checkpoints").glob("*.safetensors")
+            for name, tensor in load_file(file).items()
+        }
+        for run in (run_path, path)
+    )
     assert alone
     assert alone.keys() == watched.keys()
     assert all(torch.equal(tensor, watched[key]) for key, tensor in alone.items())
@@ -206,8 +234,10 @@ def test_watching_does_not_change_training(run_path: Path, tmp_path: Path) -> No
 def test_a_killed_run_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A real one, with SIGKILL in its second round or later, while it is being watched."""
     path = tmp_path / "killed"
-    code = (f"import torch; torch.set_num_threads(1); from esper.simic import train_ppo_vectorized as train; "
-            f"train(**{SMALL | {'rounds': 500}!r}, telemetry_dir={str(path)!r})")
+    code = (
+        f"import torch; torch.set_num_threads(1); from esper.simic import train_ppo_vectorized as train; "
+        f"train(**{SMALL | {'rounds': 500}!r}, telemetry_dir={str(path)!r})"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         deadline = time.monotonic() + 120

@@ -1,4 +1,5 @@
 """The HTML page: complete, self-contained, and drawn by a real browser without complaint."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +40,9 @@ def test_every_metric_is_on_the_page_with_its_meaning(page: str) -> None:
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page)
+    assert not re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page
+    )
 
 
 def test_values_are_those_of_the_run(page: str, views: Views) -> None:
@@ -50,22 +53,35 @@ def test_values_are_those_of_the_run(page: str, views: Views) -> None:
 
 
 def test_growth_is_there_for_every_env_of_the_chosen_rounds(page: str, views: Views) -> None:
-    growth = page[page.index('id="lanes"'):page.index('<section id="decisions"')]
+    growth = page[page.index('id="lanes"') : page.index('<section id="decisions"')]
     assert growth.count("<template") == 2
-    assert all(growth.count(f"<b>env {env}</b>") == 3 for env in range(4))  # the last round is shown, and both are at hand
+    assert all(
+        growth.count(f"<b>env {env}</b>") == 3 for env in range(4)
+    )  # the last round is shown, and both are at hand
     stages = {row["stage"] for row in views.rows("SELECT DISTINCT stage FROM slots")}
     assert stages
     assert all(f'class="{stage}"' in growth for stage in stages)
     one = render_report(views, growth_rounds=1)
-    assert set(re.findall(r'<template data-round="(\d)"', one)) == {"1"} | {str(row["round_idx"]) for row in views.rows(
-        "SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")}
+    assert set(re.findall(r'<template data-round="(\d)"', one)) == {"1"} | {
+        str(row["round_idx"])
+        for row in views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")
+    }
 
 
 def test_names_from_a_run_cannot_become_markup(write_run: Write) -> None:
     evil = "<script>alert(1)</script>"
-    page = render_report(open_run(write_run([
-        ("run_started", {"task": evil, "slots": [evil]}), ("run_ended", {"status": evil, "message": evil}),
-        ("alert", {"code": evil, "severity": '"><b>', "message": evil})], config=evil)))
+    page = render_report(
+        open_run(
+            write_run(
+                [
+                    ("run_started", {"task": evil, "slots": [evil]}),
+                    ("run_ended", {"status": evil, "message": evil}),
+                    ("alert", {"code": evil, "severity": '"><b>', "message": evil}),
+                ],
+                config=evil,
+            )
+        )
+    )
     assert evil not in page
     assert '"><b>' not in page
     assert escape(evil) in page
@@ -77,7 +93,7 @@ def test_a_run_without_rounds_has_a_page(write_run: Write) -> None:
     assert "cut off" in page
 
 
-# -- charts -------------------------------------------------------------------------------------------------------------------
+# -- charts --------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-9, 1e9), st.integers(2, 10))
@@ -96,7 +112,9 @@ def test_ticks_are_few_even_and_within(low: float, span: float, count: int) -> N
 
 
 def rects(svg: str) -> list[tuple[str, float, float, float, float]]:
-    found = re.findall(r'<rect class="(\w+)" x="([\d.-]+)" y="([\d.-]+)" width="([\d.]+)" height="([\d.]+)"', svg)
+    found = re.findall(
+        r'<rect class="(\w+)" x="([\d.-]+)" y="([\d.-]+)" width="([\d.]+)" height="([\d.]+)"', svg
+    )
     return [(css, *map(float, numbers)) for css, *numbers in found]
 
 
@@ -107,7 +125,9 @@ def test_bars_stack_in_proportion() -> None:
     unit = bars["c0", first][1]
     assert bars["c1", first][1] == pytest.approx(3 * unit, abs=0.2)
     assert bars["c0", first][0] == pytest.approx(bars["c1", first][0] + 3 * unit, abs=0.2)  # b stands on a
-    assert bars["c1", second][0] == pytest.approx(sum(bars["c0", second]), abs=0.2)  # what is negative hangs from 0
+    assert bars["c1", second][0] == pytest.approx(
+        sum(bars["c0", second]), abs=0.2
+    )  # what is negative hangs from 0
     assert len(bars) == 4
     marks = [float(y) for y in re.findall(r'<line class="total" x1="[\d.]+" x2="[\d.]+" y1="([\d.]+)"', svg)]
     assert marks[0] - marks[1] == pytest.approx((1.0 - 4.0) * unit, abs=0.2)
@@ -125,7 +145,12 @@ def test_a_line_has_gaps_where_values_are_absent() -> None:
 
 def test_lanes_end_a_band_where_a_seed_ended() -> None:
     """Two seeds of one kind with a free epoch between are two bands, even in the same stage."""
-    svg = lanes("n", "", 10, {"r0c0": [(1, "TRAINING", "norm", 0.0), (2, "TRAINING", "norm", 0.0), (4, "TRAINING", "norm", 0.0)]})
+    svg = lanes(
+        "n",
+        "",
+        10,
+        {"r0c0": [(1, "TRAINING", "norm", 0.0), (2, "TRAINING", "norm", 0.0), (4, "TRAINING", "norm", 0.0)]},
+    )
     bands = [(x, width) for css, x, _, width, _ in rects(svg) if css == "TRAINING"]
     per = bands[1][1]
     assert bands[0][1] == pytest.approx(2 * per, abs=0.2)
@@ -139,7 +164,7 @@ def test_trend() -> None:
     assert (trend([], 4), trend([None, float("nan")], 4)) == ("", "  ")
 
 
-# -- browser ------------------------------------------------------------------------------------------------------------------
+# -- browser -------------------------------------------------------------------------------------------------
 
 PROBE = """<script>
 addEventListener("load", () => {
@@ -172,10 +197,24 @@ def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_p
         pytest.skip("there is no Chromium on this machine; Debian's package is chromium")
     file = tmp_path / "page.html"
     file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
-    done = subprocess.run([
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path}/profile",
-        f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--window-size=1400,900", "--dump-dom", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            f"--user-data-dir={tmp_path}/profile",
+            f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
+            "--window-size=1400,900",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     assert "CONSOLE" not in done.stderr, done.stderr
     found = json.loads(unescape(re.search(r'<pre id="probe">(.*?)</pre>', done.stdout)[1]))  # type: ignore[index]
     assert found["charts"] >= 40

@@ -1,4 +1,5 @@
 """Trackers: what they get is what the run recorded, under the registry's names."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -37,11 +38,14 @@ def test_tensorboard_reads_the_numbers_back(views: Views, tmp_path: Path) -> Non
         assert scalars[f"ppo_update/head_entropy/{head}"][-1].value == pytest.approx(value, rel=1e-6)
     assert [point.step for point in scalars["episode_outcome/objective"]] == list(range(8))
     assert "batch_completed/accuracy_drop" in scalars
-    assert len(scalars["batch_completed/accuracy_drop"]) == 1  # not measured in the first round: absent, not 0
+    assert (
+        len(scalars["batch_completed/accuracy_drop"]) == 1
+    )  # not measured in the first round: absent, not 0
 
 
-def test_wandb_gets_an_offline_run_or_says_how_to_get_it(run_path: Path, tmp_path: Path,
-                                                         capsys: pytest.CaptureFixture[str]) -> None:
+def test_wandb_gets_an_offline_run_or_says_how_to_get_it(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if importlib.util.find_spec("wandb") is not None:
         assert main(["sync", str(run_path), "--to", "wandb", "--out", str(tmp_path / "w")]) == 0
         assert list((tmp_path / "w").rglob("*.wandb"))
@@ -51,8 +55,9 @@ def test_wandb_gets_an_offline_run_or_says_how_to_get_it(run_path: Path, tmp_pat
         assert not (tmp_path / "w").exists()
 
 
-def test_a_missing_package_is_named_with_its_extra(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                   capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_package_is_named_with_its_extra(
+    run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in list(sys.modules):
         if name.split(".")[0] == "tensorboard":
             monkeypatch.delitem(sys.modules, name)
@@ -66,7 +71,9 @@ def test_an_unknown_tracker_names_the_known(views: Views) -> None:
         sync_run(views, "aim")
 
 
-def test_a_place_that_cannot_be_written_is_named(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_cannot_be_written_is_named(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("tensorboard")
     (tmp_path / "file").write_text("")
     assert main(["sync", str(run_path), "--to", "tensorboard", "--out", str(tmp_path / "file")]) == 2

@@ -1,4 +1,5 @@
 """The watcher, driven key by key on a real run, and following one that goes on."""
+
 from __future__ import annotations
 
 import asyncio
@@ -37,7 +38,9 @@ def drive(path: Path, size: tuple[int, int], script: Callable[..., Awaitable[Non
 def screen(app: object) -> str:
     """What is on the terminal now, as text."""
     svg = app.export_screenshot()  # type: ignore[attr-defined]
-    return unescape(re.sub(r"<[^>]+>", "", "\n".join(re.findall(r"<text[^>]*>.*?</text>", svg)))).replace("\xa0", " ")
+    return unescape(re.sub(r"<[^>]+>", "", "\n".join(re.findall(r"<text[^>]*>.*?</text>", svg)))).replace(
+        "\xa0", " "
+    )
 
 
 async def sees(app, pilot, *texts: str, without: str | None = None) -> None:
@@ -79,10 +82,22 @@ def test_it_follows_a_run_that_goes_on(write_run: Write) -> None:
     async def script(app, pilot) -> None:
         await sees(app, pilot, "cut off")
         with TelemetryHub().attached(*RunDirectory.open(path).outputs()) as hub:
-            hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, data={"op": "WAIT", "stages": {"r0c0": 3}},
-                                    env_id=0, epoch=1, **at))
-            hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data={"round_idx": 0, "avg_objective": 0.4321},
-                                    **at))
+            hub.emit(
+                TelemetryEvent(
+                    event_type=TelemetryEventType.LAST_ACTION,
+                    data={"op": "WAIT", "stages": {"r0c0": 3}},
+                    env_id=0,
+                    epoch=1,
+                    **at,
+                )
+            )
+            hub.emit(
+                TelemetryEvent(
+                    event_type=TelemetryEventType.BATCH_COMPLETED,
+                    data={"round_idx": 0, "avg_objective": 0.4321},
+                    **at,
+                )
+            )
             hub.flush()
             await sees(app, pilot, "0.432", "running")
         await sees(app, pilot, "cut off")
@@ -124,8 +139,9 @@ def test_plain_text_elsewhere(run_path: Path, capsys: pytest.CaptureFixture[str]
     assert "explained_variance" in shown
 
 
-def test_without_textual_the_extra_is_named(run_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_textual_the_extra_is_named(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delitem(sys.modules, "esper.karn.watch", raising=False)
     monkeypatch.setitem(sys.modules, "textual.app", None)  # as if it were not installed
     for stream in (sys.stdin, sys.stdout):

@@ -1,4 +1,5 @@
 """Alpha: the curves against formulas written here, and what a ramp may and may not do."""
+
 from __future__ import annotations
 
 import math
@@ -128,8 +129,11 @@ def test_a_ramp_follows_its_curve_from_where_it_stands(start, steps, curve, data
     for _ in range(done):
         controller.tick()
     t = done / steps
-    progress = {AlphaCurve.LINEAR: t, AlphaCurve.COSINE: (1 - math.cos(math.pi * t)) / 2,
-                AlphaCurve.SIGMOID: rescaled_sigmoid(t, 12.0)}[curve]
+    progress = {
+        AlphaCurve.LINEAR: t,
+        AlphaCurve.COSINE: (1 - math.cos(math.pi * t)) / 2,
+        AlphaCurve.SIGMOID: rescaled_sigmoid(t, 12.0),
+    }[curve]
     assert controller.alpha == pytest.approx(start + (target - start) * progress, abs=1e-9)
     assert (controller.steps_done, controller.steps_total) == (done, steps)
 
@@ -157,15 +161,18 @@ def test_a_moving_alpha_takes_no_new_target():
     assert (controller.alpha, controller.target, controller.steps_done) == before
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"target": 1.5, "steps": 3}, r"alpha target is 1\.5, must lie in \[0, 1\]"),
-    ({"target": -0.1, "steps": 3}, r"alpha target is -0\.1"),
-    ({"target": math.nan, "steps": 3}, "alpha target is nan"),
-    ({"target": 1.0, "steps": -1}, "ramp of -1 epochs, must be 0 or more"),
-    ({"target": 1.0, "steps": 3, "steepness": 0.0}, r"steepness is 0\.0, must lie in"),
-    ({"target": 1.0, "steps": 3, "steepness": math.nan}, "steepness is nan"),
-    ({"target": 1.0, "steps": 3, "steepness": 1e3}, "steepness is 1000"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"target": 1.5, "steps": 3}, r"alpha target is 1\.5, must lie in \[0, 1\]"),
+        ({"target": -0.1, "steps": 3}, r"alpha target is -0\.1"),
+        ({"target": math.nan, "steps": 3}, "alpha target is nan"),
+        ({"target": 1.0, "steps": -1}, "ramp of -1 epochs, must be 0 or more"),
+        ({"target": 1.0, "steps": 3, "steepness": 0.0}, r"steepness is 0\.0, must lie in"),
+        ({"target": 1.0, "steps": 3, "steepness": math.nan}, "steepness is nan"),
+        ({"target": 1.0, "steps": 3, "steepness": 1e3}, "steepness is 1000"),
+    ],
+)
 def test_bad_ramps_are_refused_and_change_nothing(arguments, message):
     controller = AlphaController()
     with pytest.raises(EsperError, match=message):

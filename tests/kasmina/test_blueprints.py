@@ -1,4 +1,6 @@
-"""The catalogue: every seed, under every blend, in every topology, is born silent, feels a gradient and learns real images."""
+"""The catalogue: every seed, under every blend, in every topology, is born silent, feels a gradient and
+learns real images."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -59,7 +61,7 @@ def planted(topology: Any, name: str, stage: SeedStage, **options: Any) -> Morph
     return model
 
 
-# -- the registry ------------------------------------------------------------------------------------------------------------
+# -- the registry --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topology", HOSTS)
@@ -72,9 +74,13 @@ def test_every_action_exists_somewhere():
     assert {name for topology in HOSTS for name in blueprint_names(topology)} == set(BLUEPRINT_IDS)
 
 
-@pytest.mark.parametrize(("topology", "name"), [("cnn", "lora"), ("transformer", "conv_light"), ("mlp", "attention")])
+@pytest.mark.parametrize(
+    ("topology", "name"), [("cnn", "lora"), ("transformer", "conv_light"), ("mlp", "attention")]
+)
 def test_unknown_blueprints_are_refused_with_the_known_ones(topology, name):
-    with pytest.raises(BlueprintError, match=f"blueprint '{name}' is unknown for topology {topology}; allowed: .*noop, norm"):
+    with pytest.raises(
+        BlueprintError, match=f"blueprint '{name}' is unknown for topology {topology}; allowed: .*noop, norm"
+    ):
         build_blueprint(topology, name, 1, 8)
 
 
@@ -84,7 +90,9 @@ def test_a_name_is_registered_once():
 
 
 def test_a_name_without_an_action_cannot_be_registered():
-    with pytest.raises(BlueprintError, match="blueprint 'mine' cannot be registered: no action stands for it; allowed: noop"):
+    with pytest.raises(
+        BlueprintError, match="blueprint 'mine' cannot be registered: no action stands for it; allowed: noop"
+    ):
         register("mine", "cnn")
 
 
@@ -121,7 +129,11 @@ HOSTS_OF_WIDTH = {
 def test_parameter_counts(topology, name, channels, algorithm):
     model = MorphogeneticModel(HOSTS_OF_WIDTH[topology](channels))
     record = model.germinate(SLOT, name, algorithm=algorithm).records[0]
-    gate = channels * hidden(channels) + hidden(channels) + hidden(channels) + 1 if algorithm is AlphaAlgorithm.GATE else 0
+    gate = (
+        channels * hidden(channels) + hidden(channels) + hidden(channels) + 1
+        if algorithm is AlphaAlgorithm.GATE
+        else 0
+    )
     assert record.params == COUNTS[topology, name](channels) + gate
     assert model.total_params() == model.host_params + record.params
     assert model.reports()[SLOT].metrics.params == record.params
@@ -131,7 +143,7 @@ def test_every_seed_has_a_count_above():
     assert set(COUNTS) == set(CATALOGUE)
 
 
-# -- at birth ----------------------------------------------------------------------------------------------------------------
+# -- at birth ------------------------------------------------------------------------------------------------
 
 
 @every_seed
@@ -148,7 +160,9 @@ def test_identity_at_birth_and_a_gradient_at_birth(topology, name):
         assert max(norms) > 1e-6, f"a dead seed under {ALGORITHMS[row].name}"
         assert all(torch.isfinite(p.grad[row]).all() for p in slot.banks[name].parameters())
     for (host_name, p), q in zip(model.host.named_parameters(), plain.host.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6), f"a silent seed leaves the gradient of {host_name} alone"
+        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6), (
+            f"a silent seed leaves the gradient of {host_name} alone"
+        )
     assert torch.equal(model.eval()(x), plain.eval()(x)), "at alpha 1, in evaluation mode"
 
 
@@ -194,7 +208,7 @@ def test_noop_does_nothing(topology, algorithm):
     assert torch.equal(model(x), plain.eval()(x))
 
 
-# -- blending ----------------------------------------------------------------------------------------------------------------
+# -- blending ------------------------------------------------------------------------------------------------
 
 
 def features(model: MorphogeneticModel, x: Tensor, slot_id: str) -> Tensor:
@@ -215,7 +229,16 @@ def onwards(model: MorphogeneticModel, h: Tensor, slot_id: str) -> Tensor:
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
 def test_blend_formulas(topology, name, algorithm, alpha):
     model = make(topology, dtype=torch.float64).eval()
-    bring(model, SLOT, name, SeedStage.BLENDING, algorithm=algorithm, alpha_target=alpha, tempo_epochs=1, stir=0.3)
+    bring(
+        model,
+        SLOT,
+        name,
+        SeedStage.BLENDING,
+        algorithm=algorithm,
+        alpha_target=alpha,
+        tempo_epochs=1,
+        stir=0.3,
+    )
     x, _ = population_batch(model, 1)
     h, banks, one = features(model, x, SLOT), model.slot(SLOT).banks, Lanes(1, Mode.EVAL)
     delta = banks[name](h, one)
@@ -269,7 +292,7 @@ def test_gates_differ_between_samples():
         assert per_sample.std(0).min() > 1e-5
 
 
-# -- learning from real images -----------------------------------------------------------------------------------------------
+# -- learning from real images -------------------------------------------------------------------------------
 
 IMAGES = 24
 REAL_HOSTS = {
@@ -295,8 +318,12 @@ def test_every_seed_learns_real_images_on_a_frozen_host(topology, name):
     x, y = fuse(model, [(x if topology == "cnn" else x[0], y[0])] * 8)
     before = model.losses(x, y).main
     assert (before == before[-1]).all(), "all equal at birth"
-    frozen = {key: t for key, t in all_tensors(model).items() if key.startswith("host.") and "running" not in key}
-    optimizer = PopulationOptimizer(model, OptimizerConfig(kind="adamw", host_lr=0.0, host_decay=0.0, seed_lr=SEED_LR[topology]))
+    frozen = {
+        key: t for key, t in all_tensors(model).items() if key.startswith("host.") and "running" not in key
+    }
+    optimizer = PopulationOptimizer(
+        model, OptimizerConfig(kind="adamw", host_lr=0.0, host_decay=0.0, seed_lr=SEED_LR[topology])
+    )
     for _ in range(20):
         train_step(model, optimizer, x, y)
     main = model.losses(x, y).main.detach()

@@ -1,4 +1,6 @@
-"""Exported networks: the same function, made of nothing but torch, here and in a process that has no esper."""
+"""Exported networks: the same function, made of nothing but torch, here and in a process that has no
+esper."""
+
 from __future__ import annotations
 
 import pickle
@@ -31,7 +33,10 @@ def off_by(module: nn.Module, model: MorphogeneticModel, row: int, x: Tensor) ->
     with torch.no_grad():
         out = module(x)
     assert out.shape == row_output(model, row, x).shape
-    return max(float((out - row_output(model, row, x)).abs().max()), float((out - NetworkRow(model, row)(x)).abs().max()))
+    return max(
+        float((out - row_output(model, row, x)).abs().max()),
+        float((out - NetworkRow(model, row)(x)).abs().max()),
+    )
 
 
 @pytest.mark.parametrize(("topology", "name"), CATALOGUE)
@@ -40,7 +45,9 @@ def test_every_seed_under_every_blend(topology, name, dtype):
     model = make(topology, 8, dtype=dtype)
     slot_id = "r0c1"
     for row, algorithm in enumerate(AlphaAlgorithm):
-        bring(model, slot_id, name, SeedStage.BLENDING, row=row, algorithm=algorithm, stir=0.5, tempo_epochs=3)
+        bring(
+            model, slot_id, name, SeedStage.BLENDING, row=row, algorithm=algorithm, stir=0.5, tempo_epochs=3
+        )
         bring(model, slot_id, name, SeedStage.FOSSILIZED, row=row + 4, algorithm=algorithm, stir=0.5)
     assert 0.0 < model.reports(0)[slot_id].alpha < 1.0
     x, _ = network_batch(model, 5)
@@ -51,16 +58,33 @@ def test_every_seed_under_every_blend(topology, name, dtype):
         outputs.append(row_output(model, row, x))
     if name != "noop":
         host = make(topology, 8, dtype=dtype)
-        assert all((out - row_output(host, row, x)).abs().max() > 1e-4 for row, out in zip(rows, outputs, strict=True))
+        assert all(
+            (out - row_output(host, row, x)).abs().max() > 1e-4
+            for row, out in zip(rows, outputs, strict=True)
+        )
 
 
 def grown(topology, dtype: torch.dtype = torch.float32) -> MorphogeneticModel:
     """Row 3 of eight: a seed in every slot, some of which are not blended."""
     model = make(topology, 8, dtype=dtype)
-    stages = [SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.TRAINING, SeedStage.HOLDING, SeedStage.GERMINATED]
+    stages = [
+        SeedStage.FOSSILIZED,
+        SeedStage.BLENDING,
+        SeedStage.TRAINING,
+        SeedStage.HOLDING,
+        SeedStage.GERMINATED,
+    ]
     for i, (slot_id, stage) in enumerate(zip(model.seed_slots, stages, strict=False)):
-        bring(model, slot_id, blueprints(topology)[i], stage, row=3, stir=0.3, algorithm=list(AlphaAlgorithm)[i % 3],
-              alpha_target=0.6 if stage is SeedStage.BLENDING else 1.0)
+        bring(
+            model,
+            slot_id,
+            blueprints(topology)[i],
+            stage,
+            row=3,
+            stir=0.3,
+            algorithm=list(AlphaAlgorithm)[i % 3],
+            alpha_target=0.6 if stage is SeedStage.BLENDING else 1.0,
+        )
     optimizer = PopulationOptimizer(model)
     for step in range(3):  # so that batch norms have seen something
         train_step(model, optimizer, *population_batch(model, step))
@@ -75,7 +99,9 @@ def test_a_grown_and_trained_network(topology, dtype):
     module = export_row(model, 3)
     assert off_by(module, model, 3, x) < TOLERANCE[dtype]
     blended = model.seed_params(3, stages=[SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED])
-    assert sum(p.numel() for p in module.parameters()) == model.host_params + blended, "seeds that are not blended are left out"
+    assert sum(p.numel() for p in module.parameters()) == model.host_params + blended, (
+        "seeds that are not blended are left out"
+    )
     larger = torch.cat([x, x, x])
     assert off_by(module, model, 3, larger) < TOLERANCE[dtype], "any batch size will do"
 
@@ -123,7 +149,9 @@ def test_an_export_shares_nothing_with_the_network(topology):
 def test_an_export_is_made_of_torch_alone(topology):
     module = export_row(grown(topology), 3)
     assert not module.training
-    assert {type(part).__module__.split(".")[0] for part in module.modules() if part is not module} == {"torch"}
+    assert {type(part).__module__.split(".")[0] for part in module.modules() if part is not module} == {
+        "torch"
+    }
     assert "esper" not in module.code
 
 
@@ -148,7 +176,7 @@ def test_rows_are_checked():
         export_row(make("mlp", 8), 8)
 
 
-# -- elsewhere -----------------------------------------------------------------------------------------------------------------
+# -- elsewhere -----------------------------------------------------------------------------------------------
 
 ELSEWHERE = """
 import sys
@@ -190,7 +218,9 @@ def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kinds", [(), pytest.param(("pt2",), marks=pytest.mark.slow)], ids=["pickled", "exported"])
+@pytest.mark.parametrize(
+    "kinds", [(), pytest.param(("pt2",), marks=pytest.mark.slow)], ids=["pickled", "exported"]
+)
 def test_exports_load_and_run_where_there_is_no_esper(tmp_path, kinds):
     for topology in HOSTS:
         model = grown(topology)
@@ -211,7 +241,9 @@ def test_exports_load_and_run_where_there_is_no_esper(tmp_path, kinds):
 def test_torch_export_with_any_batch_size(topology):
     model = grown(topology)
     x, _ = network_batch(model, 5)
-    program = torch.export.export(export_row(model, 3), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        export_row(model, 3), (x,), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     for seed, batch in ((6, 3), (7, 11)):
         x, _ = network_batch(model, seed, batch)
         assert off_by(program.module(), model, 3, x) < 1e-5
@@ -221,5 +253,7 @@ def test_the_subprocess_really_lacks_esper(tmp_path):
     """The blocker above blocks: an object of ours cannot be loaded behind it."""
     (tmp_path / "host.pickle").write_bytes(pickle.dumps(make("mlp").host))
     script = tmp_path / "blocked.py"
-    script.write_text(ELSEWHERE.split("import pickle")[0] + "import pickle\npickle.load(open('host.pickle', 'rb'))\n")
+    script.write_text(
+        ELSEWHERE.split("import pickle")[0] + "import pickle\npickle.load(open('host.pickle', 'rb'))\n"
+    )
     assert "ModuleNotFoundError: esper" in run(script).stderr

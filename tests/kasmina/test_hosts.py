@@ -1,4 +1,6 @@
-"""Hosts: sizes, equality with the same network in plain torch, initial loss, crippled rows, and what they refuse."""
+"""Hosts: sizes, equality with the same network in plain torch, initial loss, crippled rows, and what they
+refuse."""
+
 from __future__ import annotations
 
 import math
@@ -30,11 +32,14 @@ topologies = pytest.mark.parametrize("topology", HOSTS)
 class PlainCNN(nn.Module):
     """Convolution, batch norm, ReLU and pooling, as anyone would write them."""
 
-    def __init__(self, *, base: int, blocks: int, kernel: int, pools: int, channels: int, classes: int) -> None:
+    def __init__(
+        self, *, base: int, blocks: int, kernel: int, pools: int, channels: int, classes: int
+    ) -> None:
         super().__init__()
-        widths = [channels] + [base * 2 ** i for i in range(blocks)]
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False)
-                                   for a, b in pairwise(widths))
+        widths = [channels] + [base * 2**i for i in range(blocks)]
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False) for a, b in pairwise(widths)
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
         self.head = nn.Linear(widths[-1], classes)
         self.pools = pools
@@ -63,12 +68,14 @@ class PlainCNN(nn.Module):
 def plain_gpt(host: GPTHost, row: int, tokens: Tensor) -> Tensor:
     """A pre-norm transformer with tied embeddings, on one row's weights."""
     p = {name: tensor[row] for name, tensor in host.named_parameters()}
-    x = p["tokens.weight"][tokens] + p["positions.weight"][:tokens.shape[1]]
+    x = p["tokens.weight"][tokens] + p["positions.weight"][: tokens.shape[1]]
     for i in range(len(host.blocks)):
         w = {name.removeprefix(f"blocks.{i}."): t for name, t in p.items() if name.startswith(f"blocks.{i}.")}
         y = F.layer_norm(x, x.shape[-1:], w["norm1.weight"], w["norm1.bias"])
-        q, k, v = (t.unflatten(-1, (host.heads, -1)).transpose(1, 2)
-                   for t in F.linear(y, w["attention.qkv.weight"], w["attention.qkv.bias"]).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (host.heads, -1)).transpose(1, 2)
+            for t in F.linear(y, w["attention.qkv.weight"], w["attention.qkv.bias"]).chunk(3, -1)
+        )
         mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
         scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf).softmax(-1)
         y = (scores @ v).transpose(1, 2).flatten(2)
@@ -84,18 +91,21 @@ def plain_mlp(host: MLPHost, row: int, x: Tensor) -> Tensor:
     return F.linear(x, host.head.weight[row], host.head.bias[row])
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------------
+# -- sizes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "count"), [
-    ({"base": 8}, 6_418),
-    ({}, 94_762),
-    ({"base": 16}, 24_346),
-    ({"base": 8, "blocks": 5}, 99_922),
-    ({"base": 1, "kernel": 1}, 77),
-    ({"base": 2, "kernel": 1, "pools": 0}, 164),
-    ({"base": 2, "kernel": 1, "blocks": 5}, 1_140),
-])
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({"base": 8}, 6_418),
+        ({}, 94_762),
+        ({"base": 16}, 24_346),
+        ({"base": 8, "blocks": 5}, 99_922),
+        ({"base": 1, "kernel": 1}, 77),
+        ({"base": 2, "kernel": 1, "pools": 0}, 164),
+        ({"base": 2, "kernel": 1, "blocks": 5}, 1_140),
+    ],
+)
 @pytest.mark.parametrize("population", [1, 8])
 def test_cnn_parameter_counts(options, count, population):
     model = MorphogeneticModel(CNNHost(population, **options))
@@ -105,25 +115,42 @@ def test_cnn_parameter_counts(options, count, population):
 
 @topologies
 def test_counts_are_those_of_one_row(topology):
-    assert make(topology, 8).host_params == make(topology, 1).host_params == sum(
-        p.numel() for p in HOSTS[topology](1).parameters())
+    assert (
+        make(topology, 8).host_params
+        == make(topology, 1).host_params
+        == sum(p.numel() for p in HOSTS[topology](1).parameters())
+    )
 
 
-# -- slots -------------------------------------------------------------------------------------------------------------------
+# -- slots ---------------------------------------------------------------------------------------------------
 
 
 def test_cnn_slots():
     specs = CNNHost(1, base=4, blocks=3, pools=2).injection_specs()
-    assert [(s.slot_id, s.channels) for s in specs] == [("r0c0", 4), ("r1c0", 4), ("r0c1", 8), ("r1c1", 8), ("r0c2", 16)]
+    assert [(s.slot_id, s.channels) for s in specs] == [
+        ("r0c0", 4),
+        ("r1c0", 4),
+        ("r0c1", 8),
+        ("r1c1", 8),
+        ("r0c2", 16),
+    ]
     model = MorphogeneticModel(CNNHost(1, base=4, blocks=3, pools=2))
-    assert list(model.seed_slots) == ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2"], "activations pass in this order"
-    assert model.slot_config.slot_ids == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1"), "the policy counts in this one"
+    assert list(model.seed_slots) == ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2"], (
+        "activations pass in this order"
+    )
+    assert model.slot_config.slot_ids == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1"), (
+        "the policy counts in this one"
+    )
 
 
 def test_gpt_and_mlp_slots():
-    assert [(s.slot_id, s.channels) for s in GPTHost(1, layers=6, segments=3, features=8).injection_specs()] == [
-        ("r0c0", 8), ("r0c1", 8), ("r0c2", 8)]
-    assert [(s.slot_id, s.channels) for s in MLPHost(1, features=5, layers=2).injection_specs()] == [("r0c0", 5), ("r0c1", 5)]
+    assert [
+        (s.slot_id, s.channels) for s in GPTHost(1, layers=6, segments=3, features=8).injection_specs()
+    ] == [("r0c0", 8), ("r0c1", 8), ("r0c2", 8)]
+    assert [(s.slot_id, s.channels) for s in MLPHost(1, features=5, layers=2).injection_specs()] == [
+        ("r0c0", 5),
+        ("r0c1", 5),
+    ]
 
 
 @topologies
@@ -143,11 +170,16 @@ def test_only_wanted_slots_exist(topology):
         model.germinate("r0c0", "norm")
 
 
-# -- the same network in plain torch -----------------------------------------------------------------------------------------
+# -- the same network in plain torch -------------------------------------------------------------------------
 
 
-CNNS = [{"base": 8, "size": 16}, {"base": 3, "size": 8, "channels": 1}, {"base": 1, "kernel": 1, "size": 8},
-        {"base": 2, "kernel": 1, "pools": 0, "size": 6}, {"base": 2, "blocks": 4, "pools": 2, "size": 9, "kernel": 5}]
+CNNS = [
+    {"base": 8, "size": 16},
+    {"base": 3, "size": 8, "channels": 1},
+    {"base": 1, "kernel": 1, "size": 8},
+    {"base": 2, "kernel": 1, "pools": 0, "size": 6},
+    {"base": 2, "blocks": 4, "pools": 2, "size": 9, "kernel": 5},
+]
 
 
 @pytest.mark.parametrize("options", CNNS, ids=str)
@@ -184,7 +216,7 @@ def test_cnn_population_equals_plain_networks(population):
     plain = [PlainCNN.like(model.host, row) for row in range(population)]
     out = model(x)
     for row in range(population):
-        assert torch.allclose(out[row], plain[row](x[:, 2 * row:2 * row + 2]), rtol=1e-11, atol=1e-12)
+        assert torch.allclose(out[row], plain[row](x[:, 2 * row : 2 * row + 2]), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("population", [1, 8])
@@ -230,11 +262,18 @@ def test_cross_entropy_of_each_lane(topology):
         assert losses.main[row].item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-# -- initial values ----------------------------------------------------------------------------------------------------------
+# -- initial values ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"vocabulary": 17, "features": 8, "heads": 2, "layers": 2, "segments": 2},
-                                     {"vocabulary": 1000, "features": 128, "layers": 6}], ids=["default", "small", "large"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"vocabulary": 17, "features": 8, "heads": 2, "layers": 2, "segments": 2},
+        {"vocabulary": 1000, "features": 128, "layers": 6},
+    ],
+    ids=["default", "small", "large"],
+)
 def test_gpt_starts_at_the_loss_of_knowing_nothing(options):
     for first in (0, 100):
         model = MorphogeneticModel(GPTHost(8, **options), seeds=range(first, first + 8))
@@ -245,7 +284,8 @@ def test_gpt_starts_at_the_loss_of_knowing_nothing(options):
 
 
 def test_gpt_starts_with_quiet_branches():
-    """Depth must not change the scale of the stream: each branch begins as a small correction to what it reads."""
+    """Depth must not change the scale of the stream: each branch begins as a small correction to what it
+    reads."""
     host = MorphogeneticModel(GPTHost(1, layers=12, segments=3)).host
     tokens = torch.randint(0, 256, (1, 4, 64), generator=generator(1))
     x = host.tokens.weight[0][tokens] + host.positions.weight[0]
@@ -280,7 +320,7 @@ def test_rows_differ_and_a_reset_draws_them_again(topology):
         assert "running" not in name or not torch.equal(buffer[3], dict(other.host.named_buffers())[name][3])
 
 
-# -- crippled rows -----------------------------------------------------------------------------------------------------------
+# -- crippled rows -------------------------------------------------------------------------------------------
 
 
 def small_cnn(population: int, kernel: int = 3) -> MorphogeneticModel:
@@ -291,7 +331,9 @@ def test_a_crippled_row_is_a_network_of_1x1_kernels_and_stays_one():
     model, reference = small_cnn(8), small_cnn(1, kernel=1)
     model.host.set_centre_tap(3, [True, True, True])
     with torch.no_grad():
-        for (name, p), (_, q) in zip(model.host.named_parameters(), reference.host.named_parameters(), strict=True):
+        for (name, p), (_, q) in zip(
+            model.host.named_parameters(), reference.host.named_parameters(), strict=True
+        ):
             q[0] = p[3][..., 1:2, 1:2] if name.endswith("conv.weight") else p[3]
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_decay=0.0))
     reference_optimizer = PopulationOptimizer(reference, OptimizerConfig(host_decay=0.0))
@@ -342,12 +384,17 @@ def test_marks_must_fit_the_blocks():
     assert all(torch.equal(block.conv.taps, b) for block, b in zip(host.blocks, before, strict=True))
 
 
-# -- specs and bad input -----------------------------------------------------------------------------------------------------
+# -- specs and bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("host", [
-    CNNHost(1, classes=7, blocks=2, base=3, kernel=5, pools=1, channels=2, size=12),
-    GPTHost(1, vocabulary=9, features=12, heads=3, layers=4, context=5, segments=2), MLPHost(1, inputs=3, features=4, layers=3)])
+@pytest.mark.parametrize(
+    "host",
+    [
+        CNNHost(1, classes=7, blocks=2, base=3, kernel=5, pools=1, channels=2, size=12),
+        GPTHost(1, vocabulary=9, features=12, heads=3, layers=4, context=5, segments=2),
+        MLPHost(1, inputs=3, features=4, layers=3),
+    ],
+)
 def test_a_spec_builds_the_host_again(host):
     twin = build_host(host.spec(), 8)
     assert twin.spec() == host.spec()
@@ -356,17 +403,20 @@ def test_a_spec_builds_the_host_again(host):
     assert [p.shape[1:] for p in twin.parameters()] == [p.shape[1:] for p in host.parameters()]
 
 
-@pytest.mark.parametrize(("spec", "message"), [
-    ({"kind": "rnn"}, "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
-    ({}, "host kind None is unknown"),
-    ({"kind": "cnn", "depth": 3}, "does not fit a cnn host: .*'depth'"),
-    ({"kind": "cnn", "blocks": 1}, "blocks is 1, must be at least 2"),
-    ({"kind": "cnn", "pools": 4}, "pools is 4; allowed: 0 to 3"),
-    ({"kind": "cnn", "pools": -1}, "pools is -1; allowed: 0 to 3"),
-    ({"kind": "cnn", "size": 4}, "pools is 3; allowed: 0 to 2"),
-    ({"kind": "gpt", "layers": 4}, "layers 4 must be a multiple of segments 3"),
-    ({"kind": "gpt", "heads": 5}, "features 64 of heads 5"),
-])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"kind": "rnn"}, "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
+        ({}, "host kind None is unknown"),
+        ({"kind": "cnn", "depth": 3}, "does not fit a cnn host: .*'depth'"),
+        ({"kind": "cnn", "blocks": 1}, "blocks is 1, must be at least 2"),
+        ({"kind": "cnn", "pools": 4}, "pools is 4; allowed: 0 to 3"),
+        ({"kind": "cnn", "pools": -1}, "pools is -1; allowed: 0 to 3"),
+        ({"kind": "cnn", "size": 4}, "pools is 3; allowed: 0 to 2"),
+        ({"kind": "gpt", "layers": 4}, "layers 4 must be a multiple of segments 3"),
+        ({"kind": "gpt", "heads": 5}, "features 64 of heads 5"),
+    ],
+)
 def test_bad_specs(spec, message):
     with pytest.raises(EsperError, match=message):
         build_host(spec)

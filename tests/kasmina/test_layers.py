@@ -1,4 +1,6 @@
-"""Population layers against as many separate torch layers: outputs, gradients, buffers; and no lane ever reaches another."""
+"""Population layers against as many separate torch layers: outputs, gradients, buffers; and no lane ever
+reaches another."""
+
 from __future__ import annotations
 
 import math
@@ -45,13 +47,17 @@ class PlainAttention(nn.Module):
     def __init__(self, source: Attention, row: int) -> None:
         super().__init__()
         self.qkv, self.proj, self.heads, self.distance = (
-            source.qkv.plain(row), source.proj.plain(row), source.heads, source.distance_bias)
+            source.qkv.plain(row),
+            source.proj.plain(row),
+            source.heads,
+            source.distance_bias,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, width = x.shape[1], x.shape[2] // self.heads
         out = []
         for head in range(self.heads):
-            q, k, v = (part[..., head * width:(head + 1) * width] for part in self.qkv(x).chunk(3, -1))
+            q, k, v = (part[..., head * width : (head + 1) * width] for part in self.qkv(x).chunk(3, -1))
             scores = q @ k.transpose(1, 2) / math.sqrt(width)
             for i in range(tokens):
                 for j in range(tokens):
@@ -157,8 +163,11 @@ def split(case: Case, x: Tensor, lanes: int) -> list[Tensor]:
     return list(x.chunk(lanes, 1)) if case.image else list(x.unbind(0))
 
 
-def run(layer: nn.Module, case: Case, inputs: list[Tensor], lanes: Lanes) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
-    """Outputs and input gradients of each lane, and the parameters' gradients, of a fixed random functional."""
+def run(
+    layer: nn.Module, case: Case, inputs: list[Tensor], lanes: Lanes
+) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+    """Outputs and input gradients of each lane, and the parameters' gradients, of a fixed random
+    functional."""
     layer.zero_grad()
     x = join(case, inputs)
     x.requires_grad_(x.is_floating_point())
@@ -167,16 +176,20 @@ def run(layer: nn.Module, case: Case, inputs: list[Tensor], lanes: Lanes) -> tup
     if loss.requires_grad:
         loss.backward()
     gradients = split(case, x.grad, lanes.count) if x.grad is not None else []
-    return ([out.detach() for out in outputs], gradients,
-            {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None})
+    return (
+        [out.detach() for out in outputs],
+        gradients,
+        {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None},
+    )
 
 
 def cotangent(out: Tensor, lane: int) -> Tensor:
     return torch.randn(out.shape, generator=generator(900 + lane), dtype=torch.float64)
 
 
-def run_plain(case: Case, layer: nn.Module, rows: list[int], inputs: list[Tensor], *,
-              training: bool) -> tuple[list[Tensor], list[Tensor], list[dict[str, Tensor]], list[nn.Module]]:
+def run_plain(
+    case: Case, layer: nn.Module, rows: list[int], inputs: list[Tensor], *, training: bool
+) -> tuple[list[Tensor], list[Tensor], list[dict[str, Tensor]], list[nn.Module]]:
     outputs, gradients, parameters, layers = [], [], [], []
     for i, (row, x) in enumerate(zip(rows, inputs, strict=True)):
         plain = case.plain(layer, row).train(training)
@@ -194,9 +207,10 @@ def close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
-
 @every_case
-@pytest.mark.parametrize(("population", "rows"), [(1, None), (P, None), (P, REPEATS), (2 * P, list(range(3, 11)))])
+@pytest.mark.parametrize(
+    ("population", "rows"), [(1, None), (P, None), (P, REPEATS), (2 * P, list(range(3, 11)))]
+)
 def test_layer_equals_separate_plain_layers(case, population, rows):
     layer = build(case, population)
     lane_rows = list(range(population)) if rows is None else rows
@@ -205,8 +219,9 @@ def test_layer_equals_separate_plain_layers(case, population, rows):
     inputs = case.inputs(len(lane_rows))
     lanes = Lanes(len(lane_rows), mode, None if rows is None else torch.tensor(rows))
     # The plain layers are taken first, from buffers that no pass has moved.
-    outputs_plain, gradients_plain, parameters_plain, layers_plain = run_plain(case, layer, lane_rows, inputs,
-                                                                               training=mode is Mode.TRAIN)
+    outputs_plain, gradients_plain, parameters_plain, layers_plain = run_plain(
+        case, layer, lane_rows, inputs, training=mode is Mode.TRAIN
+    )
     outputs, gradients, parameters = run(layer, case, inputs, lanes)
     assert all(map(close, outputs, outputs_plain))
     assert len(gradients) == len(gradients_plain)
@@ -230,7 +245,9 @@ def test_shadow_freezes_parameters_and_buffers_but_lets_gradients_through(case, 
     lane_rows = list(range(P)) if rows is None else rows
     inputs = case.inputs(P)
     before = {name: t.clone() for name, t in layer.state_dict().items()}
-    outputs, gradients, parameters = run(layer, case, inputs, Lanes(P, Mode.SHADOW, None if rows is None else torch.tensor(rows)))
+    outputs, gradients, parameters = run(
+        layer, case, inputs, Lanes(P, Mode.SHADOW, None if rows is None else torch.tensor(rows))
+    )
     outputs_plain, gradients_plain, _, _ = run_plain(case, layer, lane_rows, inputs, training=True)
     assert parameters == {}
     assert all(map(close, outputs, outputs_plain))
@@ -247,7 +264,9 @@ def test_batch_norm_uses_its_record_only_in_eval():
     assert torch.equal(layer.running_var, before[1])
     for row, (x, out) in enumerate(zip(inputs, outputs, strict=True)):
         mean, var = before[0][row].view(1, -1, 1, 1), before[1][row].view(1, -1, 1, 1)
-        expected = (x - mean) / (var + 1e-5).sqrt() * layer.weight[row].view(1, -1, 1, 1) + layer.bias[row].view(1, -1, 1, 1)
+        expected = (x - mean) / (var + 1e-5).sqrt() * layer.weight[row].view(1, -1, 1, 1) + layer.bias[
+            row
+        ].view(1, -1, 1, 1)
         assert close(out, expected.detach())
 
 
@@ -271,7 +290,10 @@ def test_a_poisoned_row_touches_no_other(case, dtype, where, poison):
             inputs[sick] = torch.full_like(inputs[sick], poison)
         outputs, gradients, parameters = run(layer, case, inputs, Lanes(P, Mode.TRAIN))
         results.append((outputs, gradients, parameters, dict(layer.named_buffers())))
-    (outputs, gradients, parameters, buffers), (sick_outputs, sick_gradients, sick_parameters, sick_buffers) = results
+    (
+        (outputs, gradients, parameters, buffers),
+        (sick_outputs, sick_gradients, sick_parameters, sick_buffers),
+    ) = results
     healthy = [row for row in range(P) if row != sick]
     for row in healthy:
         assert torch.equal(outputs[row], sick_outputs[row])
@@ -322,8 +344,15 @@ def test_a_row_is_drawn_from_its_own_stream(case):
         assert (many[others] == 7.0).all(), "other rows are left alone"
 
 
-@pytest.mark.parametrize(("layer", "fan_in"), [(Conv2d(1, 30, 200, 3, bias=True), 270), (Conv2d(1, 300, 300, 3, groups=300), 9),
-                                               (Linear(1, 64, 900), 64)], ids=["conv", "depthwise", "linear"])
+@pytest.mark.parametrize(
+    ("layer", "fan_in"),
+    [
+        (Conv2d(1, 30, 200, 3, bias=True), 270),
+        (Conv2d(1, 300, 300, 3, groups=300), 9),
+        (Linear(1, 64, 900), 64),
+    ],
+    ids=["conv", "depthwise", "linear"],
+)
 def test_initial_values_have_the_range_that_torch_uses(layer, fan_in):
     seed_row(layer, 0, 1)
     bound = 1 / math.sqrt(fan_in)
@@ -342,8 +371,24 @@ def test_tied_projection_is_the_transposed_embedding():
         assert close(out[row].detach(), F.linear(x[row], layer.weight[row].detach()))
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (2, 1), (8, 1), (16, 1), (31, 1), (32, 2), (48, 2), (64, 4), (96, 4),
-                                                  (128, 8), (256, 16), (512, 32), (1024, 32)])
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [
+        (1, 1),
+        (2, 1),
+        (8, 1),
+        (16, 1),
+        (31, 1),
+        (32, 2),
+        (48, 2),
+        (64, 4),
+        (96, 4),
+        (128, 8),
+        (256, 16),
+        (512, 32),
+        (1024, 32),
+    ],
+)
 def test_group_count(channels, groups):
     assert group_count(channels) == groups
 
@@ -359,7 +404,7 @@ def test_other_populations_are_refused(population):
         check_population(population)
 
 
-# -- moving lanes ------------------------------------------------------------------------------------------------------------
+# -- moving lanes --------------------------------------------------------------------------------------------
 
 layouts = pytest.mark.parametrize("layout", [IMAGE, SEQUENCE], ids=["image", "sequence"])
 

@@ -1,4 +1,6 @@
-"""A seed's life: the legal path and its records, cooldown, ramps, retargeting, gates that open by themselves, and refusals."""
+"""A seed's life: the legal path and its records, cooldown, ramps, retargeting, gates that open by themselves,
+and refusals."""
+
 from __future__ import annotations
 
 import math
@@ -8,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina import CNNHost, GPTHost, MorphogeneticModel, NetworkRow, PopulationOptimizer, evaluate_coalitions
+from esper.kasmina import (
+    CNNHost,
+    GPTHost,
+    MorphogeneticModel,
+    NetworkRow,
+    PopulationOptimizer,
+    evaluate_coalitions,
+)
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     ALPHA_SPEED_EPOCHS,
@@ -51,7 +60,9 @@ K, S = LifecycleKind, SeedStage
 SLOT = "r0c1"
 
 
-def moves(records: tuple[LifecycleRecord, ...] | list[LifecycleRecord]) -> list[tuple[LifecycleKind, SeedStage, SeedStage]]:
+def moves(
+    records: tuple[LifecycleRecord, ...] | list[LifecycleRecord],
+) -> list[tuple[LifecycleKind, SeedStage, SeedStage]]:
     return [(r.kind, r.stage_from, r.stage_to) for r in records]
 
 
@@ -59,23 +70,38 @@ def alpha_of(model: MorphogeneticModel, row: int = 0) -> float:
     return model.reports(row)[SLOT].alpha
 
 
-# -- the whole path ----------------------------------------------------------------------------------------------------------
+# -- the whole path ------------------------------------------------------------------------------------------
 
 
 def test_the_whole_path_with_strict_gates():
     model = MorphogeneticModel(HOSTS["cnn"](8), pacing=Pacing(min_training_epochs=2, min_blending_epochs=4))
     row, view = 5, NetworkRow(model, 5)
-    [record] = passed(view.germinate(SLOT, "conv_light", tempo_epochs=3, ramp_curve=AlphaCurve.LINEAR, seed_id="mine")).records
-    assert record == LifecycleRecord(kind=K.GERMINATED, row=row, slot_id=SLOT, seed_id="mine", blueprint_id="conv_light",
-                                     stage_from=S.DORMANT, stage_to=S.GERMINATED, alpha=0.0, params=9 * 16 + 12, epochs_total=0)
+    [record] = passed(
+        view.germinate(SLOT, "conv_light", tempo_epochs=3, ramp_curve=AlphaCurve.LINEAR, seed_id="mine")
+    ).records
+    assert record == LifecycleRecord(
+        kind=K.GERMINATED,
+        row=row,
+        slot_id=SLOT,
+        seed_id="mine",
+        blueprint_id="conv_light",
+        stage_from=S.DORMANT,
+        stage_to=S.GERMINATED,
+        alpha=0.0,
+        params=9 * 16 + 12,
+        epochs_total=0,
+    )
     assert moves(passed(view.advance(SLOT)).records) == [(K.STAGE_CHANGED, S.GERMINATED, S.TRAINING)]
 
     refused = view.advance(SLOT)
     assert not refused.done
     assert moves(refused.records) == [(K.GATE_REFUSED, S.TRAINING, S.TRAINING)]
     assert refused.records[0].gate == refused.gate
-    assert [f.reason for f in refused.gate.failures] == [GateReason.TOO_YOUNG, GateReason.GRADIENT_UNMEASURED,
-                                                        GateReason.IMPROVEMENT_LOW]
+    assert [f.reason for f in refused.gate.failures] == [
+        GateReason.TOO_YOUNG,
+        GateReason.GRADIENT_UNMEASURED,
+        GateReason.IMPROVEMENT_LOW,
+    ]
     model.record_epoch(row, 40.0)
     assert view.step_epoch() == []
     model.record_epoch(row, 40.5)
@@ -120,7 +146,10 @@ def test_each_stage_starts_its_own_clock():
     assert report.stage is S.BLENDING
     assert (report.metrics.epochs_in_stage, report.metrics.epochs_total) == (0, 3)
     model.step_epoch()
-    assert (model.reports()[SLOT].metrics.epochs_in_stage, model.reports()[SLOT].metrics.epochs_total) == (1, 4)
+    assert (model.reports()[SLOT].metrics.epochs_in_stage, model.reports()[SLOT].metrics.epochs_total) == (
+        1,
+        4,
+    )
 
 
 def test_the_clock_alone_counts_epochs():
@@ -170,17 +199,25 @@ def test_nothing_advances_by_itself(stage):
     assert stage_of(model, SLOT) is stage
 
 
-# -- pruning and cooldown ----------------------------------------------------------------------------------------------------
+# -- pruning and cooldown ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("embargo", [1, 2, 5])
 @pytest.mark.parametrize("stage", [S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING])
 def test_a_pruned_slot_rests_and_is_free_again(embargo, stage):
-    model, plain = make("cnn", 8, pacing=Pacing(min_training_epochs=0, embargo_epochs=embargo)), make("cnn", 8)
+    model, plain = (
+        make("cnn", 8, pacing=Pacing(min_training_epochs=0, embargo_epochs=embargo)),
+        make("cnn", 8),
+    )
     bring(model, SLOT, "conv_light", stage, row=3, stir=0.3)
     x, _ = population_batch(model, 1)
     [record] = passed(model.prune(SLOT, row=3)).records
-    assert (record.kind, record.stage_from, record.stage_to, record.cause) == (K.PRUNED, stage, S.PRUNED, PruneCause.POLICY)
+    assert (record.kind, record.stage_from, record.stage_to, record.cause) == (
+        K.PRUNED,
+        stage,
+        S.PRUNED,
+        PruneCause.POLICY,
+    )
     assert record.params == 9 * 16 + 12, "what was freed"
     assert not model.slot(SLOT).banks, "the weights go at once"
     assert model.total_params(3) == model.host_params
@@ -188,11 +225,16 @@ def test_a_pruned_slot_rests_and_is_free_again(embargo, stage):
     for tick in range(1, embargo + 3):
         assert torch.equal(model.eval()(x), plain.eval()(x))
         now = stage_of(model, SLOT, 3).name
-        with pytest.raises(TransitionError, match=f"GERMINATE is not possible in stage {now}; allowed: WAIT$"):
+        with pytest.raises(
+            TransitionError, match=f"GERMINATE is not possible in stage {now}; allowed: WAIT$"
+        ):
             model.germinate(SLOT, "norm", row=3)
         seen += [(tick, *move) for move in moves(model.step_epoch())]
-    assert seen == [(1, K.STAGE_CHANGED, S.PRUNED, S.EMBARGOED), (embargo + 1, K.STAGE_CHANGED, S.EMBARGOED, S.RESETTING),
-                    (embargo + 2, K.STAGE_CHANGED, S.RESETTING, S.DORMANT)]
+    assert seen == [
+        (1, K.STAGE_CHANGED, S.PRUNED, S.EMBARGOED),
+        (embargo + 1, K.STAGE_CHANGED, S.EMBARGOED, S.RESETTING),
+        (embargo + 2, K.STAGE_CHANGED, S.RESETTING, S.DORMANT),
+    ]
     assert model.seed_in(SLOT, 3) is None
     bring(model, SLOT, "norm", S.TRAINING, row=3)
     assert model.reports(3)[SLOT].metrics.epochs_total == 0, "a new seed has its own measurements"
@@ -230,7 +272,12 @@ def test_a_scheduled_prune_ramps_down_first(steps, stage):
         assert model.reports(4)[SLOT].alpha_mode is AlphaMode.DOWN
     [record] = model.step_epoch()
     assert (record.kind, record.stage_from, record.stage_to, record.cause, record.alpha) == (
-        K.PRUNED, S.BLENDING, S.PRUNED, PruneCause.POLICY, 0.0)
+        K.PRUNED,
+        S.BLENDING,
+        S.PRUNED,
+        PruneCause.POLICY,
+        0.0,
+    )
 
 
 def test_what_a_scheduled_prune_still_allows():
@@ -238,8 +285,14 @@ def test_what_a_scheduled_prune_still_allows():
     bring(model, SLOT, "lora", S.HOLDING, stir=0.3)
     model.schedule_prune(SLOT, steps=5)
     model.step_epoch()
-    assert {f.reason for f in model.advance(SLOT).gate.failures} == {GateReason.TARGET_NOT_FULL, GateReason.ALPHA_NOT_AT_TARGET}
-    for op in (lambda: model.set_alpha_target(SLOT, 1.0, steps=3), lambda: model.schedule_prune(SLOT, steps=3)):
+    assert {f.reason for f in model.advance(SLOT).gate.failures} == {
+        GateReason.TARGET_NOT_FULL,
+        GateReason.ALPHA_NOT_AT_TARGET,
+    }
+    for op in (
+        lambda: model.set_alpha_target(SLOT, 1.0, steps=3),
+        lambda: model.schedule_prune(SLOT, steps=3),
+    ):
         with pytest.raises(EsperError, match=r"alpha is moving \(DOWN to 0\.0\)"):
             op()
     with pytest.raises(TransitionError, match="FOSSILIZE is not possible in stage BLENDING"):
@@ -251,7 +304,9 @@ def test_what_a_scheduled_prune_still_allows():
     passed(model.prune(SLOT))
 
 
-@pytest.mark.parametrize(("stage", "steps"), [(S.GERMINATED, 5), (S.TRAINING, 5), (S.BLENDING, 0), (S.HOLDING, 0)])
+@pytest.mark.parametrize(
+    ("stage", "steps"), [(S.GERMINATED, 5), (S.TRAINING, 5), (S.BLENDING, 0), (S.HOLDING, 0)]
+)
 def test_a_prune_with_nothing_to_ramp_is_immediate(stage, steps):
     model = make("mlp")
     bring(model, SLOT, "lora", stage)
@@ -283,7 +338,7 @@ def test_pruning_waits_for_the_age_that_the_task_sets():
     assert allowed == [False, False, True]
 
 
-# -- another alpha -----------------------------------------------------------------------------------------------------------
+# -- another alpha -------------------------------------------------------------------------------------------
 
 
 def test_a_holding_seed_with_a_full_target_keeps_holding():
@@ -317,7 +372,11 @@ def test_a_target_without_steps_is_there_at_once():
     x, _ = population_batch(model, 1)
     full = model.eval()(x)
     model.set_alpha_target(SLOT, 0.5, steps=0)
-    assert (alpha_of(model), stage_of(model, SLOT), model.reports()[SLOT].alpha_mode) == (0.5, S.BLENDING, AlphaMode.HOLD)
+    assert (alpha_of(model), stage_of(model, SLOT), model.reports()[SLOT].alpha_mode) == (
+        0.5,
+        S.BLENDING,
+        AlphaMode.HOLD,
+    )
     assert not torch.equal(model(x), full), "the very next pass sees it"
 
 
@@ -363,7 +422,9 @@ def test_a_gate_does_not_depend_on_what_other_rows_did():
     busy.step_epoch([0])
     for model in (busy, quiet):
         model.set_alpha_target(SLOT, 0.5, steps=0, row=2, algorithm=AlphaAlgorithm.GATE)
-    for p, q in zip(*(model.slot(SLOT).banks[GATE_BANK].parameters() for model in (busy, quiet)), strict=True):
+    for p, q in zip(
+        *(model.slot(SLOT).banks[GATE_BANK].parameters() for model in (busy, quiet)), strict=True
+    ):
         assert torch.equal(p, q)
 
 
@@ -384,11 +445,15 @@ def test_numbers_stand_for_blends_and_curves():
     assert GATE_BANK in model.slot(SLOT).banks
 
 
-# -- gates that open by themselves -------------------------------------------------------------------------------------------
+# -- gates that open by themselves ---------------------------------------------------------------------------
 
 
 def auto(*gates: GateLevel, **pacing: Any) -> MorphogeneticModel:
-    options = {"min_training_epochs": 2, "min_blending_epochs": 0, "auto_forward_gates": frozenset(gates)} | pacing
+    options = {
+        "min_training_epochs": 2,
+        "min_blending_epochs": 0,
+        "auto_forward_gates": frozenset(gates),
+    } | pacing
     return make("mlp", pacing=Pacing(**options))
 
 
@@ -399,7 +464,8 @@ def test_all_gates_open_by_themselves_in_time():
     for tick in range(1, 9):
         measure(model)
         seen += [(tick, r.stage_to) for r in model.step_epoch()]
-    # Tick 1 starts training and counts for it, ticks 2 and 3 train until two epochs are full, tick 3 starts the ramp ...
+    # Tick 1 starts training and counts for it, ticks 2 and 3 train until two epochs are full, tick 3 starts
+    # the ramp ...
     assert seen == [(1, S.TRAINING), (3, S.BLENDING), (5, S.HOLDING)]
 
 
@@ -433,16 +499,24 @@ def test_a_partial_target_never_holds_by_itself():
     assert (stage_of(model, SLOT), alpha_of(model)) == (S.BLENDING, 0.7)
 
 
-# -- refusals leave everything as it was -------------------------------------------------------------------------------------
+# -- refusals leave everything as it was ---------------------------------------------------------------------
 
 BAD_GERMINATIONS: list[tuple[dict[str, Any], type[EsperError], str]] = [
-    ({"blueprint_id": "conv_giant"}, BlueprintError, "blueprint 'conv_giant' is unknown for topology cnn; allowed: attention"),
+    (
+        {"blueprint_id": "conv_giant"},
+        BlueprintError,
+        "blueprint 'conv_giant' is unknown for topology cnn; allowed: attention",
+    ),
     ({"blueprint_id": "lora"}, BlueprintError, "blueprint 'lora' is unknown for topology cnn"),
     ({"alpha_target": 0.0}, EsperError, r"alpha target is 0\.0, must lie in \(0, 1\]"),
     ({"alpha_target": 1.5}, EsperError, r"alpha target is 1\.5"),
     ({"alpha_target": math.nan}, EsperError, "alpha target is nan"),
     ({"tempo_epochs": 0}, EsperError, "tempo of 0 epochs, must be at least 1"),
-    ({"algorithm": 7}, EsperError, r"AlphaAlgorithm 7 is unknown; allowed: ADD \(1\), MULTIPLY \(2\), GATE \(3\)"),
+    (
+        {"algorithm": 7},
+        EsperError,
+        r"AlphaAlgorithm 7 is unknown; allowed: ADD \(1\), MULTIPLY \(2\), GATE \(3\)",
+    ),
     ({"ramp_curve": 0}, EsperError, r"AlphaCurve 0 is unknown; allowed: LINEAR \(1\)"),
     ({"init_seed": -1}, EsperError, "initial seed is -1"),
     ({"init_seed": 2**64}, EsperError, "initial seed is 18446744073709551616"),
@@ -471,7 +545,9 @@ def test_a_failed_germination_leaves_the_slot_empty_and_usable(options, error, m
 
 
 def test_attention_needs_its_channels():
-    model = MorphogeneticModel(GPTHost(1, vocabulary=7, features=6, heads=2, layers=2, context=8, segments=2), **EAGER)
+    model = MorphogeneticModel(
+        GPTHost(1, vocabulary=7, features=6, heads=2, layers=2, context=8, segments=2), **EAGER
+    )
     for name in ("attention", "flex_attention"):
         with pytest.raises(BlueprintError, match="attention needs channels divisible by 4, the slot has 6"):
             model.germinate("r0c0", name, algorithm=AlphaAlgorithm.GATE)
@@ -493,7 +569,9 @@ def test_an_occupied_slot_takes_no_second_seed(stage):
     model = make("cnn")
     bring(model, SLOT, "norm", stage, stir=0.2)
     before, report = all_tensors(model), model.reports()
-    with pytest.raises(TransitionError, match=f"slot r0c1, row 0: GERMINATE is not possible in stage {stage.name}; allowed"):
+    with pytest.raises(
+        TransitionError, match=f"slot r0c1, row 0: GERMINATE is not possible in stage {stage.name}; allowed"
+    ):
         model.germinate(SLOT, "conv_light")
     assert differing(before, all_tensors(model)) == []
     assert model.reports() == report
@@ -516,43 +594,74 @@ ILLEGAL = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "op", "legal"), [(stage, op, legal) for stage, ops, legal in ILLEGAL for op in ops])
+@pytest.mark.parametrize(
+    ("stage", "op", "legal"), [(stage, op, legal) for stage, ops, legal in ILLEGAL for op in ops]
+)
 def test_illegal_operations_name_the_legal_ones(stage, op, legal):
     model = make("mlp")
     if stage is not S.DORMANT:
         bring(model, SLOT, "norm", stage)
     before, report = all_tensors(model), model.reports()
-    with pytest.raises(TransitionError, match=f"slot r0c1, row 0: {op.strip()} is not possible in stage {stage.name}; "
-                                              f"allowed: WAIT{', ' if legal else ''}{legal}$"):
+    with pytest.raises(
+        TransitionError,
+        match=f"slot r0c1, row 0: {op.strip()} is not possible in stage {stage.name}; "
+        f"allowed: WAIT{', ' if legal else ''}{legal}$",
+    ):
         OPERATIONS[op](model)
     assert differing(before, all_tensors(model)) == []
     assert model.reports() == report
 
 
-@pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda m: m.set_alpha_target(SLOT, 0.0, steps=3), EsperError, r"alpha target is 0\.0, must lie in \(0, 1\]; .* prune it"),
-    (lambda m: m.set_alpha_target(SLOT, 1.1, steps=3), EsperError, r"alpha target is 1\.1"),
-    (lambda m: m.set_alpha_target(SLOT, 0.5, steps=-1), EsperError, "ramp of -1 epochs"),
-    (lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, steepness=0.0), EsperError, r"steepness is 0\.0"),
-    (lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, algorithm=4), EsperError, "AlphaAlgorithm 4 is unknown"),
-    (lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, curve=9), EsperError, "AlphaCurve 9 is unknown"),
-    (lambda m: m.schedule_prune(SLOT, steps=-1), EsperError, "-1 epochs"),
-    (lambda m: m.schedule_prune(SLOT, steps=3, curve=9), EsperError, "AlphaCurve 9 is unknown"),
-    (lambda m: m.advance("r5c5"), SlotIdError, "slot 'r5c5' is unknown; allowed: r0c0, r0c1"),
-    (lambda m: m.prune("nonsense"), SlotIdError, "slot 'nonsense' is unknown; allowed: r0c0, r0c1"),
-    (lambda m: m.advance(SLOT, row=1), PopulationError, "row 1 is out of range; allowed: 0 to 0"),
-    (lambda m: m.reports(3), PopulationError, "row 3 is out of range"),
-    (lambda m: m.reset_row(5, 0), PopulationError, "row 5 is out of range"),
-    (lambda m: m.step_epoch([2]), PopulationError, "row 2 is out of range"),
-    (lambda m: m.seed_params(-1), PopulationError, "row -1 is out of range"),
-    (lambda m: NetworkRow(m, 4), PopulationError, "row 4 is out of range"),
-    (lambda m: NetworkRow(m)(torch.zeros(2, 15)), ShapeError, r"shape \(1, 2, 15\), wanted \[1, batch, 16\]"),
-    (lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {}), EsperError, "no coalition is wanted"),
-    (lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {0: []}), EsperError, "no coalition is wanted"),
-    (lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {0: [frozenset({"r0c0"})]}), SlotIdError,
-     r"coalition \['r0c0'\] names slots without a blended seed in row 0; allowed: r0c1"),
-    (lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {2: [frozenset()]}), PopulationError, "row 2 is out of range"),
-])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda m: m.set_alpha_target(SLOT, 0.0, steps=3),
+            EsperError,
+            r"alpha target is 0\.0, must lie in \(0, 1\]; .* prune it",
+        ),
+        (lambda m: m.set_alpha_target(SLOT, 1.1, steps=3), EsperError, r"alpha target is 1\.1"),
+        (lambda m: m.set_alpha_target(SLOT, 0.5, steps=-1), EsperError, "ramp of -1 epochs"),
+        (lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, steepness=0.0), EsperError, r"steepness is 0\.0"),
+        (
+            lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, algorithm=4),
+            EsperError,
+            "AlphaAlgorithm 4 is unknown",
+        ),
+        (lambda m: m.set_alpha_target(SLOT, 0.5, steps=3, curve=9), EsperError, "AlphaCurve 9 is unknown"),
+        (lambda m: m.schedule_prune(SLOT, steps=-1), EsperError, "-1 epochs"),
+        (lambda m: m.schedule_prune(SLOT, steps=3, curve=9), EsperError, "AlphaCurve 9 is unknown"),
+        (lambda m: m.advance("r5c5"), SlotIdError, "slot 'r5c5' is unknown; allowed: r0c0, r0c1"),
+        (lambda m: m.prune("nonsense"), SlotIdError, "slot 'nonsense' is unknown; allowed: r0c0, r0c1"),
+        (lambda m: m.advance(SLOT, row=1), PopulationError, "row 1 is out of range; allowed: 0 to 0"),
+        (lambda m: m.reports(3), PopulationError, "row 3 is out of range"),
+        (lambda m: m.reset_row(5, 0), PopulationError, "row 5 is out of range"),
+        (lambda m: m.step_epoch([2]), PopulationError, "row 2 is out of range"),
+        (lambda m: m.seed_params(-1), PopulationError, "row -1 is out of range"),
+        (lambda m: NetworkRow(m, 4), PopulationError, "row 4 is out of range"),
+        (
+            lambda m: NetworkRow(m)(torch.zeros(2, 15)),
+            ShapeError,
+            r"shape \(1, 2, 15\), wanted \[1, batch, 16\]",
+        ),
+        (lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {}), EsperError, "no coalition is wanted"),
+        (
+            lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {0: []}),
+            EsperError,
+            "no coalition is wanted",
+        ),
+        (
+            lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {0: [frozenset({"r0c0"})]}),
+            SlotIdError,
+            r"coalition \['r0c0'\] names slots without a blended seed in row 0; allowed: r0c1",
+        ),
+        (
+            lambda m: evaluate_coalitions(m, torch.zeros(1, 2, 16), {2: [frozenset()]}),
+            PopulationError,
+            "row 2 is out of range",
+        ),
+    ],
+)
 def test_bad_input_gets_a_typed_error_and_changes_nothing(call, error, message):
     model = make("mlp")
     bring(model, SLOT, "norm", S.HOLDING, stir=0.3)
@@ -564,23 +673,33 @@ def test_bad_input_gets_a_typed_error_and_changes_nothing(call, error, message):
     passed(model.set_alpha_target(SLOT, 0.5, steps=1))
 
 
-@pytest.mark.parametrize(("build", "error", "message"), [
-    (lambda: CNNHost(5), PopulationError, "population is 5; allowed: 1 or a multiple of 8"),
-    (lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c9"]), SlotIdError,
-     "slot 'r0c9' is unknown to this host; allowed: r0c0"),
-    (lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c0"]), SlotIdError, "not unique"),
-    (lambda: MorphogeneticModel(CNNHost(1, base=2), []), SlotIdError, "at least one slot"),
-    (lambda: MorphogeneticModel(CNNHost(8, base=2), seeds=[1, 2]), PopulationError, "2 initial seeds for a population of 8"),
-    (lambda: Pacing(embargo_epochs=-1), EsperError, "embargo_epochs is -1"),
-    (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G5})), EsperError, "allowed: G1, G2, G3"),
-    (lambda: GateConfig(min_contribution=math.nan), EsperError, "min_contribution is nan"),
-])
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: CNNHost(5), PopulationError, "population is 5; allowed: 1 or a multiple of 8"),
+        (
+            lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c9"]),
+            SlotIdError,
+            "slot 'r0c9' is unknown to this host; allowed: r0c0",
+        ),
+        (lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c0"]), SlotIdError, "not unique"),
+        (lambda: MorphogeneticModel(CNNHost(1, base=2), []), SlotIdError, "at least one slot"),
+        (
+            lambda: MorphogeneticModel(CNNHost(8, base=2), seeds=[1, 2]),
+            PopulationError,
+            "2 initial seeds for a population of 8",
+        ),
+        (lambda: Pacing(embargo_epochs=-1), EsperError, "embargo_epochs is -1"),
+        (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G5})), EsperError, "allowed: G1, G2, G3"),
+        (lambda: GateConfig(min_contribution=math.nan), EsperError, "min_contribution is nan"),
+    ],
+)
 def test_bad_construction(build, error, message):
     with pytest.raises(error, match=message):
         build()
 
 
-# -- passes ------------------------------------------------------------------------------------------------------------------
+# -- passes --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topology", HOSTS)
@@ -617,7 +736,7 @@ def test_a_model_follows_its_dtype_after_a_pass():
     assert torch.equal(model(x.double()), after), "alpha was not left in float32"
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 
 
 def test_a_view_acts_on_its_row_only():
@@ -630,7 +749,9 @@ def test_a_view_acts_on_its_row_only():
     view.step_epoch()
     passed(view.advance(SLOT))
     stir_seed(model, SLOT, 2, 0.4)
-    assert [stage_of(model, SLOT, row) for row in range(8)] == [S.HOLDING if row == 2 else S.DORMANT for row in range(8)]
+    assert [stage_of(model, SLOT, row) for row in range(8)] == [
+        S.HOLDING if row == 2 else S.DORMANT for row in range(8)
+    ]
     assert view.total_params() == model.total_params(2) > model.host_params
     x, _ = network_batch(model, 3)
     batch = torch.stack([x] * 8)

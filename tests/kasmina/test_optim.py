@@ -1,4 +1,6 @@
-"""The population's optimizers against torch.optim on separate networks, row by row; clipping and gradient statistics."""
+"""The population's optimizers against torch.optim on separate networks, row by row; clipping and gradient
+statistics."""
+
 from __future__ import annotations
 
 import math
@@ -11,7 +13,18 @@ from torch import Tensor
 from esper.kasmina import MorphogeneticModel, OptimizerConfig, PopulationOptimizer, restore_row, snapshot_row
 from esper.kasmina.row import OptimizerRow
 from esper.leyline import AlphaAlgorithm, EsperError, PopulationError, SeedStage, StructureError
-from helpers import HOSTS, bring, differing, distance, fuse, make, network_batch, population_batch, row_tensors, train_step
+from helpers import (
+    HOSTS,
+    bring,
+    differing,
+    distance,
+    fuse,
+    make,
+    network_batch,
+    population_batch,
+    row_tensors,
+    train_step,
+)
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
 kinds = pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -37,13 +50,18 @@ class Reference:
         whose = "host" if group == "host" else "seed"
         lr, decay = RATES[f"{whose}_lr"][self.row], RATES[f"{whose}_decay"][self.row]
         if self.kind == "sgd":
-            return torch.optim.SGD(parameters, lr=lr, momentum=RATES["momentum"][self.row], weight_decay=decay)
-        return torch.optim.AdamW(parameters, lr=lr, betas=(RATES["momentum"][self.row], 0.99), eps=1e-8, weight_decay=decay)
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=RATES["momentum"][self.row], weight_decay=decay
+            )
+        return torch.optim.AdamW(
+            parameters, lr=lr, betas=(RATES["momentum"][self.row], 0.99), eps=1e-8, weight_decay=decay
+        )
 
     def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """One batch; the norms before clipping."""
         groups = {"host": list(self.model.host.parameters())} | {
-            slot.slot_id: list(slot.parameters()) for slot in self.model.slots() if list(slot.parameters())}
+            slot.slot_id: list(slot.parameters()) for slot in self.model.slots() if list(slot.parameters())
+        }
         for parameters in groups.values():
             for p in parameters:
                 p.grad = None
@@ -68,15 +86,32 @@ def grow(model: MorphogeneticModel, topology: Any, step: int, rows: dict[int, in
     """What happens before a step; `rows` maps rows of the experiment to rows of this model."""
     name = {"cnn": "conv_light", "transformer": "attention", "mlp": "mlp"}[topology]
     if step == 0 and 1 in rows:
-        bring(model, "r0c0", name, SeedStage.HOLDING, row=rows[1], stir=0.1, algorithm=AlphaAlgorithm.GATE, init_seed=1)
+        bring(
+            model,
+            "r0c0",
+            name,
+            SeedStage.HOLDING,
+            row=rows[1],
+            stir=0.1,
+            algorithm=AlphaAlgorithm.GATE,
+            init_seed=1,
+        )
     if step == 0 and 2 in rows:
         bring(model, "r0c0", "norm", SeedStage.HOLDING, row=rows[2], stir=0.1, init_seed=2)
         bring(model, "r0c1", name, SeedStage.TRAINING, row=rows[2], init_seed=3)
     if step == 4:  # optimizer state begins here, beside older banks and in them
         for row in (3, 5):
             if row in rows:
-                bring(model, "r0c0", name, SeedStage.HOLDING, row=rows[row], stir=0.1, init_seed=row,
-                      algorithm=AlphaAlgorithm.MULTIPLY)
+                bring(
+                    model,
+                    "r0c0",
+                    name,
+                    SeedStage.HOLDING,
+                    row=rows[row],
+                    stir=0.1,
+                    init_seed=row,
+                    algorithm=AlphaAlgorithm.MULTIPLY,
+                )
 
 
 @topologies
@@ -101,16 +136,25 @@ def test_every_row_equals_torch_with_its_own_rates(topology, kind):
             for slot_id, norm in norms.items():
                 assert float(optimizer.stats.norm[slot_id][row]) == pytest.approx(norm, rel=1e-9)
     for row, reference in enumerate(references):
-        assert distance(snapshot_row(model, row).tensors, snapshot_row(reference.model, 0).tensors) < 1e-10, row
+        assert distance(snapshot_row(model, row).tensors, snapshot_row(reference.model, 0).tensors) < 1e-10, (
+            row
+        )
         for group, theirs in reference.optimizers.items():
             if kind == "sgd" and RATES["momentum"][row] == 0:
                 continue  # torch keeps no momentum then
             keys = ("momentum_buffer",) if kind == "sgd" else ("exp_avg", "exp_avg_sq")
             moments = [state[key] for state in theirs.state.values() for key in keys]
-            ours = [t[row] for bank in optimizer.groups[group].values() if bank.learning[row]
-                    for tensors in zip(*bank.state.values(), strict=True) for t in tensors]
+            ours = [
+                t[row]
+                for bank in optimizer.groups[group].values()
+                if bank.learning[row]
+                for tensors in zip(*bank.state.values(), strict=True)
+                for t in tensors
+            ]
             assert len(ours) == len(moments)
-            assert all(torch.allclose(a, b[0], rtol=1e-8, atol=1e-11) for a, b in zip(ours, moments, strict=True))
+            assert all(
+                torch.allclose(a, b[0], rtol=1e-8, atol=1e-11) for a, b in zip(ours, moments, strict=True)
+            )
 
 
 def test_steps_count_from_each_rows_birth():
@@ -123,11 +167,13 @@ def test_steps_count_from_each_rows_birth():
     for step in range(2):
         train_step(model, optimizer, *population_batch(model, step))
     seeds, host = optimizer.groups["r0c0"]["r0c0.lora"].bias, optimizer.groups["host"]["host"].bias
-    assert torch.allclose(seeds[:, 0], torch.tensor([1 - 0.9 ** n for n in (0, 5, 0, 0, 0, 0, 2, 0)], dtype=seeds.dtype))
-    assert torch.allclose(host[:, 1], torch.full((8,), 1 - 0.999 ** 5, dtype=host.dtype))
+    assert torch.allclose(
+        seeds[:, 0], torch.tensor([1 - 0.9**n for n in (0, 5, 0, 0, 0, 0, 2, 0)], dtype=seeds.dtype)
+    )
+    assert torch.allclose(host[:, 1], torch.full((8,), 1 - 0.999**5, dtype=host.dtype))
 
 
-# -- gradient statistics -----------------------------------------------------------------------------------------------------
+# -- gradient statistics -------------------------------------------------------------------------------------
 
 
 def test_statistics_are_taken_before_clipping_and_count_only_the_rows_own_tensors():
@@ -141,7 +187,9 @@ def test_statistics_are_taken_before_clipping_and_count_only_the_rows_own_tensor
     optimizer.step()
     for row in range(8):
         host = torch.cat([g[row].flatten() for name, g in grads.items() if name.startswith("host.")]).norm()
-        seeds = torch.cat([g[row].flatten() for name, g in grads.items() if name.startswith("seed_slots.r0c1.")]).norm()
+        seeds = torch.cat(
+            [g[row].flatten() for name, g in grads.items() if name.startswith("seed_slots.r0c1.")]
+        ).norm()
         assert float(optimizer.stats.host_norm[row]) == pytest.approx(float(host), rel=1e-5)
         assert float(optimizer.stats.norm["r0c1"][row]) == pytest.approx(float(seeds), rel=1e-5)
     assert optimizer.stats.vanishing["r0c1"].tolist() == [0, 0, 3 / 4, 0, 0, 0, 0, 0]
@@ -184,10 +232,12 @@ def test_recorded_gradients_reach_the_learning_seeds():
     assert model.reports(3) == before, "a seed that takes no part is not measured"
     table = optimizer.stats.packed().tolist()
     model.record_gradients(optimizer.stats, table)
-    assert model.reports(1)["r0c0"].metrics.gradient_norm == pytest.approx(float(optimizer.stats.norm["r0c0"][1]))
+    assert model.reports(1)["r0c0"].metrics.gradient_norm == pytest.approx(
+        float(optimizer.stats.norm["r0c0"][1])
+    )
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 
 
 def trained(kind: str = "sgd") -> tuple[MorphogeneticModel, PopulationOptimizer]:
@@ -222,7 +272,9 @@ def test_a_pruned_row_leaves_no_momentum_behind(kind):
     for step in range(2):
         optimizer.sync()
         assert optimizer.groups["r0c0"]["r0c0.lora"] is bank, "row 1 still lives in it"
-        assert not any(t[2].any() for t in (bank.bias, *(t for tensors in bank.state.values() for t in tensors)))
+        assert not any(
+            t[2].any() for t in (bank.bias, *(t for tensors in bank.state.values() for t in tensors))
+        )
         assert step or differing(kept, optimizer.row_state(1)) == []
         train_step(model, optimizer, *population_batch(model, 20 + step))
 
@@ -235,14 +287,22 @@ def test_a_rows_state_comes_back_exactly(kind):
     optimizer.forget_row(1)
     optimizer.load_row_state(1, state)
     assert differing(state, optimizer.row_state(1)) == []
-    assert all(differing(a, optimizer.row_state(row)) == [] for a, row in zip(others, [0, *range(2, 8)], strict=True))
+    assert all(
+        differing(a, optimizer.row_state(row)) == [] for a, row in zip(others, [0, *range(2, 8)], strict=True)
+    )
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda s: s.pop("host.head.weight.momentum"), r"missing tensors \['host.head.weight.momentum'\]"),
-    (lambda s: s.update({"host.tail": torch.zeros(3)}), r"unknown tensors \['host.tail'\]"),
-    (lambda s: s.update({"host.head.bias.momentum": torch.zeros(3)}), r"host.head.bias.momentum has shape \(3,\), wanted"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("host.head.weight.momentum"), r"missing tensors \['host.head.weight.momentum'\]"),
+        (lambda s: s.update({"host.tail": torch.zeros(3)}), r"unknown tensors \['host.tail'\]"),
+        (
+            lambda s: s.update({"host.head.bias.momentum": torch.zeros(3)}),
+            r"host.head.bias.momentum has shape \(3,\), wanted",
+        ),
+    ],
+)
 def test_a_rows_state_is_loaded_strictly(change, message):
     _, optimizer = trained()
     state = optimizer.row_state(1)
@@ -264,17 +324,20 @@ def test_host_and_seeds_of_a_row_have_their_own_views():
     assert differing(kept, host.state_dict()) == []
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"kind": "lion"}, "optimizer kind 'lion' is unknown; allowed: sgd, adamw"),
-    ({"host_lr": -0.1}, r"host_lr is -0\.1"),
-    ({"seed_lr": math.nan}, "seed_lr is nan"),
-    ({"clip": math.inf}, "clip is inf"),
-    ({"host_decay": -1.0}, r"host_decay is -1"),
-    ({"momentum": 1.0}, r"momentum is 1\.0, must be below 1"),
-    ({"beta2": 1.5}, r"beta2 is 1\.5, must be below 1"),
-    ({"clip": 0.0}, "clip is 0"),
-    ({"eps": 0.0}, "eps is 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "lion"}, "optimizer kind 'lion' is unknown; allowed: sgd, adamw"),
+        ({"host_lr": -0.1}, r"host_lr is -0\.1"),
+        ({"seed_lr": math.nan}, "seed_lr is nan"),
+        ({"clip": math.inf}, "clip is inf"),
+        ({"host_decay": -1.0}, r"host_decay is -1"),
+        ({"momentum": 1.0}, r"momentum is 1\.0, must be below 1"),
+        ({"beta2": 1.5}, r"beta2 is 1\.5, must be below 1"),
+        ({"clip": 0.0}, "clip is 0"),
+        ({"eps": 0.0}, "eps is 0"),
+    ],
+)
 def test_bad_configurations(options, message):
     with pytest.raises(EsperError, match=message):
         OptimizerConfig(**options)
@@ -296,7 +359,11 @@ def test_clipping_leaves_small_gradients_alone_and_scales_large_ones():
     before = {name: p.detach().clone() for name, p in model.host.named_parameters()}
     train_step(model, optimizer, *population_batch(model, 1))
     for row in range(8):
-        moved = torch.cat([(p.detach() - before[name])[row].flatten() for name, p in model.host.named_parameters()]).norm()
+        moved = torch.cat(
+            [(p.detach() - before[name])[row].flatten() for name, p in model.host.named_parameters()]
+        ).norm()
         norm = float(optimizer.stats.host_norm[row])
         assert norm > 1e-3
-        assert float(moved) == pytest.approx(1e-3 if row % 2 == 0 else norm, rel=1e-2 if row % 2 == 0 else 1e-9)
+        assert float(moved) == pytest.approx(
+            1e-3 if row % 2 == 0 else norm, rel=1e-2 if row % 2 == 0 else 1e-9
+        )

@@ -1,4 +1,5 @@
 """Populations: many networks at once are many networks, each with its own life, whatever lives beside it."""
+
 from __future__ import annotations
 
 import math
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina import CNNHost, MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions, snapshot_row
+from esper.kasmina import (
+    CNNHost,
+    MorphogeneticModel,
+    OptimizerConfig,
+    PopulationOptimizer,
+    evaluate_coalitions,
+    snapshot_row,
+)
 from esper.leyline import AlphaAlgorithm, AlphaCurve, EsperError, Incubation, SeedStage
 from helpers import (
     EAGER,
@@ -37,7 +45,8 @@ Event = tuple[str, dict[str, Any]]
 
 
 def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
-    """What happens to one network before each step of its training: a random life, the same wherever it is lived."""
+    """What happens to one network before each step of its training: a random life, the same wherever it is
+    lived."""
     random, slots, names = Random(env), list(model.seed_slots), blueprints(model.host.topology)
     events: list[list[Event]] = []
     for step in range(steps):
@@ -46,12 +55,21 @@ def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
             kind = random.choice((*["germinate"] * 4, *["onwards"] * 8, "retarget", "prune", "schedule"))
             options: dict[str, Any] = {"slot_id": random.choice(slots)}
             if kind == "germinate":
-                options |= {"blueprint_id": random.choice(names), "algorithm": random.choice(list(AlphaAlgorithm)),
-                            "init_seed": random.randrange(2**40), "tempo_epochs": random.choice((1, 2)),
-                            "alpha_target": random.choice((0.5, 1.0, 1.0)), "seed_id": f"{env}-{step}"}
+                options |= {
+                    "blueprint_id": random.choice(names),
+                    "algorithm": random.choice(list(AlphaAlgorithm)),
+                    "init_seed": random.randrange(2**40),
+                    "tempo_epochs": random.choice((1, 2)),
+                    "alpha_target": random.choice((0.5, 1.0, 1.0)),
+                    "seed_id": f"{env}-{step}",
+                }
             elif kind == "retarget":
-                options |= {"target": random.choice((0.5, 0.7, 1.0)), "steps": random.choice((0, 2)),
-                            "algorithm": random.choice(list(AlphaAlgorithm)), "curve": random.choice(list(AlphaCurve))}
+                options |= {
+                    "target": random.choice((0.5, 0.7, 1.0)),
+                    "steps": random.choice((0, 2)),
+                    "algorithm": random.choice(list(AlphaAlgorithm)),
+                    "curve": random.choice(list(AlphaCurve)),
+                }
             elif kind == "schedule":
                 options |= {"steps": random.choice((0, 1, 3))}
             now.append((kind, options))
@@ -72,7 +90,11 @@ def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> li
         measure(model, row)
         try:
             if kind == "onwards":
-                kind = "fossilize" if stage_of(model, options["slot_id"], row) is SeedStage.HOLDING else "advance"
+                kind = (
+                    "fossilize"
+                    if stage_of(model, options["slot_id"], row) is SeedStage.HOLDING
+                    else "advance"
+                )
             if kind == "tick":
                 records = model.step_epoch([row])
             else:
@@ -83,25 +105,34 @@ def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> li
     return told
 
 
-# -- against separate networks, in float64 --------------------------------------------------------------------------------------
+# -- against separate networks, in float64 -------------------------------------------------------------------
 
 
 def mostly_slow(*fast: tuple[Any, ...]) -> Any:
     """Both incubations with both optimizers; the fast suite runs the combinations named."""
-    return pytest.mark.parametrize(("incubation", "kind"), [
-        pytest.param(i, k, marks=() if (i, k) in fast else pytest.mark.slow, id=f"{i.name.lower()}-{k}")
-        for i in Incubation for k in ("sgd", "adamw")])
+    return pytest.mark.parametrize(
+        ("incubation", "kind"),
+        [
+            pytest.param(i, k, marks=() if (i, k) in fast else pytest.mark.slow, id=f"{i.name.lower()}-{k}")
+            for i in Incubation
+            for k in ("sgd", "adamw")
+        ],
+    )
 
 
 @topologies
 @mostly_slow((Incubation.SHADOW, "sgd"), (Incubation.STE, "adamw"))
 def test_a_population_equals_separate_networks(topology, incubation, kind):
-    """Eight random lives side by side, and the same lives each on its own: 20 steps later the weights agree to 1e-9."""
+    """Eight random lives side by side, and the same lives each on its own: 20 steps later the weights agree
+    to 1e-9."""
     steps, seeds = 20, [50 + row for row in range(8)]
     config = OptimizerConfig(kind=kind, host_lr=0.02, seed_lr=0.03, seed_decay=0.01)
     model = make(topology, 8, dtype=torch.float64, incubation=incubation, seeds=seeds, slots=PLACES[topology])
     optimizer = PopulationOptimizer(model, config)
-    singles = [make(topology, dtype=torch.float64, incubation=incubation, seeds=[s], slots=PLACES[topology]) for s in seeds]
+    singles = [
+        make(topology, dtype=torch.float64, incubation=incubation, seeds=[s], slots=PLACES[topology])
+        for s in seeds
+    ]
     optimizers = [PopulationOptimizer(single, config) for single in singles]
     for row in range(8):  # rates of their own
         optimizer.host_lr[row] *= 1 + row / 8
@@ -118,20 +149,32 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
             stages |= {report.stage for report in single.reports().values()}
         train_step(model, optimizer, *fuse(model, batches))
     for row, single in enumerate(singles):
-        assert distance(row_tensors(model, optimizer, row), row_tensors(single, optimizers[row], 0)) < 1e-9, row
+        assert distance(row_tensors(model, optimizer, row), row_tensors(single, optimizers[row], 0)) < 1e-9, (
+            row
+        )
     x, _ = population_batch(model, 7)
     assert torch.isfinite(model(x)).all()
-    assert stages >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.PRUNED}, "lives with something in them"
+    assert stages >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.PRUNED}, (
+        "lives with something in them"
+    )
 
 
-# -- bit for bit, in float32 -----------------------------------------------------------------------------------------------------
+# -- bit for bit, in float32 ---------------------------------------------------------------------------------
 
 
 class Run:
     """A population in which some rows are envs with lives, and the rest idles."""
 
-    def __init__(self, topology: Any, population: int, envs: dict[int, int], *, incubation: Incubation, steps: int,
-                 kind: str = "sgd") -> None:
+    def __init__(
+        self,
+        topology: Any,
+        population: int,
+        envs: dict[int, int],
+        *,
+        incubation: Incubation,
+        steps: int,
+        kind: str = "sgd",
+    ) -> None:
         seeds = [envs.get(row, 999) for row in range(population)]
         self.model = make(topology, population, incubation=incubation, seeds=seeds, slots=PLACES[topology])
         self.optimizer = PopulationOptimizer(self.model, OptimizerConfig(kind=kind, host_lr=0.02))
@@ -144,7 +187,10 @@ class Run:
     def step(self, step: int) -> None:
         for row, events in self.lives.items():
             live_through(self.model, row, events[step])
-        batches = [network_batch(self.model, 10_000 * self.envs.get(row, 999) + step) for row in range(self.model.population)]
+        batches = [
+            network_batch(self.model, 10_000 * self.envs.get(row, 999) + step)
+            for row in range(self.model.population)
+        ]
         self.main = train_step(self.model, self.optimizer, *fuse(self.model, batches))
 
     def trace(self, env: int) -> dict[str, Tensor]:
@@ -152,15 +198,25 @@ class Run:
         row = next(row for row, e in self.envs.items() if e == env)
         stats = self.optimizer.stats
         here = self.model.reports(row)
-        slots = {slot_id: norm[row] for slot_id, norm in stats.norm.items() if slot_id in here and norm[row] > 0}
-        return row_tensors(self.model, self.optimizer, row) | {"loss": self.main[row], "host_norm": stats.host_norm[row]} | slots
+        slots = {
+            slot_id: norm[row] for slot_id, norm in stats.norm.items() if slot_id in here and norm[row] > 0
+        }
+        return (
+            row_tensors(self.model, self.optimizer, row)
+            | {"loss": self.main[row], "host_norm": stats.host_norm[row]}
+            | slots
+        )
 
     def table(self, env: int) -> dict[str, Tensor]:
         """The env's coalition table on an input of its own, evaluated with all the others."""
         row = next(row for row, e in self.envs.items() if e == env)
         batches = [network_batch(self.model, self.envs.get(r, 999)) for r in range(self.model.population)]
         out = evaluate_coalitions(self.model, fuse(self.model, batches)[0], wanted_coalitions(self.model))
-        return {str(sorted(c)): o for r, c, o in zip(out.rows, out.coalitions, out.outputs, strict=True) if r == row}
+        return {
+            str(sorted(c)): o
+            for r, c, o in zip(out.rows, out.coalitions, out.outputs, strict=True)
+            if r == row
+        }
 
 
 NEIGHBOURHOODS: dict[str, tuple[int, dict[int, int]]] = {
@@ -174,10 +230,15 @@ NEIGHBOURHOODS: dict[str, tuple[int, dict[int, int]]] = {
 }
 
 
-def check_neighbourhoods(topology: Any, incubation: Incubation, kind: str, steps: int, names: Iterable[str]) -> None:
+def check_neighbourhoods(
+    topology: Any, incubation: Incubation, kind: str, steps: int, names: Iterable[str]
+) -> None:
     reference = Run(topology, 8, {0: 0}, incubation=incubation, steps=steps, kind=kind)
-    runs = {name: Run(topology, population, envs, incubation=incubation, steps=steps, kind=kind)
-            for name in names for population, envs in [NEIGHBOURHOODS[name]]}
+    runs = {
+        name: Run(topology, population, envs, incubation=incubation, steps=steps, kind=kind)
+        for name in names
+        for population, envs in [NEIGHBOURHOODS[name]]
+    }
     grown: set[str] = set()
     for step in range(steps):
         reference.step(step)
@@ -195,11 +256,19 @@ def check_neighbourhoods(topology: Any, incubation: Incubation, kind: str, steps
 SIZES, COMPANY = ("1 of 16", "4 of 16", "8 of 16", "16 of 16"), ("8 of 8", "other neighbours", "another row")
 
 
-@pytest.mark.parametrize(("topology", "incubation", "kind", "names"), [
-    ("cnn", Incubation.SHADOW, "sgd", SIZES), ("cnn", Incubation.STE, "adamw", COMPANY),
-    ("transformer", Incubation.SHADOW, "adamw", COMPANY), ("mlp", Incubation.STE, "sgd", SIZES)])
+@pytest.mark.parametrize(
+    ("topology", "incubation", "kind", "names"),
+    [
+        ("cnn", Incubation.SHADOW, "sgd", SIZES),
+        ("cnn", Incubation.STE, "adamw", COMPANY),
+        ("transformer", Incubation.SHADOW, "adamw", COMPANY),
+        ("mlp", Incubation.STE, "sgd", SIZES),
+    ],
+)
 def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, kind, names):
-    check_neighbourhoods(topology, incubation, kind, 40 if names is SIZES and topology == "cnn" else 15, names)
+    check_neighbourhoods(
+        topology, incubation, kind, 40 if names is SIZES and topology == "cnn" else 15, names
+    )
 
 
 @topologies
@@ -213,16 +282,28 @@ COMPANIES = {"alone": (0,), "some": (0, 3, 6), "everyone": tuple(range(8))}
 
 @pytest.mark.parametrize(("topology", "name"), [(t, name) for t in HOSTS for name in blueprints(t)])
 def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
-    """Where every row has a seed of one bank nothing is moved, otherwise lanes are taken out and put back: no difference."""
+    """Where every row has a seed of one bank nothing is moved, otherwise lanes are taken out and put back: no
+    difference."""
     traces = []
     for rows in COMPANIES.values():
         model = make(topology, 8)
-        if topology == "cnn":  # what the last slot passes on is pooled at once, which lays gradients out differently
+        if (
+            topology == "cnn"
+        ):  # what the last slot passes on is pooled at once, which lays gradients out differently
             model = MorphogeneticModel(CNNHost(8, base=2, channels=1, size=8, pools=1), **EAGER)
         first, *_, last = model.seed_slots
         for row in rows:
             for slot_id, stage in ((first, SeedStage.TRAINING), (last, SeedStage.HOLDING)):
-                bring(model, slot_id, name, stage, row=row, stir=0.2, init_seed=row, algorithm=list(AlphaAlgorithm)[row % 3])
+                bring(
+                    model,
+                    slot_id,
+                    name,
+                    stage,
+                    row=row,
+                    stir=0.2,
+                    init_seed=row,
+                    algorithm=list(AlphaAlgorithm)[row % 3],
+                )
         optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
         for step in range(4):
             train_step(model, optimizer, *population_batch(model, step))
@@ -232,14 +313,17 @@ def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
 
 
 def test_a_run_twice_is_the_same_run():
-    first, second = (Run("cnn", 8, {row: row for row in range(8)}, incubation=Incubation.SHADOW, steps=10) for _ in range(2))
+    first, second = (
+        Run("cnn", 8, {row: row for row in range(8)}, incubation=Incubation.SHADOW, steps=10)
+        for _ in range(2)
+    )
     for step in range(10):
         first.step(step)
         second.step(step)
     assert differing(all_tensors(first.model), all_tensors(second.model)) == []
 
 
-# -- poison ----------------------------------------------------------------------------------------------------------------------
+# -- poison --------------------------------------------------------------------------------------------------
 
 SICK = 3
 
@@ -265,20 +349,40 @@ def poison(run: Run, where: str, value: float) -> None:
 
 
 POISONED = [("cnn", w) for w in ("weights", "seeds", "input", "buffers", "momentum")] + [
-    (t, w) for t in ("transformer", "mlp") for w in ("weights", "seeds", "momentum")]
+    (t, w) for t in ("transformer", "mlp") for w in ("weights", "seeds", "momentum")
+]
 
 
 @pytest.mark.parametrize(("topology", "where"), POISONED)
-@pytest.mark.parametrize(("value", "incubation"), [(math.nan, Incubation.SHADOW),
-                                                   pytest.param(math.inf, Incubation.STE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("value", "incubation"),
+    [(math.nan, Incubation.SHADOW), pytest.param(math.inf, Incubation.STE, marks=pytest.mark.slow)],
+)
 def test_a_poisoned_row_touches_no_other(topology, where, value, incubation):
-    runs = [Run(topology, 8, {row: row for row in range(8)}, incubation=incubation, steps=20) for _ in range(2)]
+    runs = [
+        Run(topology, 8, {row: row for row in range(8)}, incubation=incubation, steps=20) for _ in range(2)
+    ]
     for run in runs:
         slots = list(run.model.seed_slots)
         # The sick row shares banks, slots and blends with its neighbours.
         for row in (2, SICK, 4):
-            bring(run.model, slots[0], "norm", SeedStage.HOLDING, row=row, algorithm=list(AlphaAlgorithm)[row - 2], stir=0.2)
-            bring(run.model, slots[1], blueprints(topology)[0], SeedStage.TRAINING, row=row, algorithm=AlphaAlgorithm.MULTIPLY)
+            bring(
+                run.model,
+                slots[0],
+                "norm",
+                SeedStage.HOLDING,
+                row=row,
+                algorithm=list(AlphaAlgorithm)[row - 2],
+                stir=0.2,
+            )
+            bring(
+                run.model,
+                slots[1],
+                blueprints(topology)[0],
+                SeedStage.TRAINING,
+                row=row,
+                algorithm=AlphaAlgorithm.MULTIPLY,
+            )
         run.step(0)
     healthy, sick = runs
     poison(sick, where, value)
@@ -295,5 +399,7 @@ def test_a_poisoned_row_touches_no_other(topology, where, value, incubation):
         if row != SICK:
             assert differing(healthy.trace(row), sick.trace(row)) == [], row
             assert differing(healthy.table(row), sick.table(row)) == [], row
-    spoilt = [name for name, t in snapshot_row(sick.model, SICK).tensors.items() if not torch.isfinite(t).all()]
+    spoilt = [
+        name for name, t in snapshot_row(sick.model, SICK).tensors.items() if not torch.isfinite(t).all()
+    ]
     assert spoilt, "the poison did work"

@@ -2,6 +2,7 @@
 
 Sequences are drawn as plain tuples; most steps push a seed along its path, the rest do anything at all.
 """
+
 from __future__ import annotations
 
 import math
@@ -69,7 +70,14 @@ from helpers import (
 
 SLOTS = ("r0c0", "r0c1")
 ROWS = {1: (0,), 8: (0, 5, 6)}
-STAGES = (None, SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+STAGES = (
+    None,
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.HOLDING,
+    SeedStage.FOSSILIZED,
+)
 algorithms = st.sampled_from(AlphaAlgorithm)
 starts = st.lists(st.sampled_from((*STAGES, SeedStage.BLENDING, SeedStage.HOLDING)), min_size=3, max_size=6)
 topologies = st.sampled_from(list(HOSTS))
@@ -89,14 +97,31 @@ class Op:
 
 
 def ops(*extra: str) -> st.SearchStrategy[Op]:
-    names = ["next"] * 6 + ["tick"] * 2 + ["germinate", "advance", "fossilize", "prune", "schedule", "retarget", *extra]
+    names = (
+        ["next"] * 6
+        + ["tick"] * 2
+        + ["germinate", "advance", "fossilize", "prune", "schedule", "retarget", *extra]
+    )
     # Few blueprints, so that rows share banks.
-    return st.builds(Op, st.sampled_from(names), st.integers(0, 5), st.sampled_from((0, 0, 1, 1, 4, 7)), algorithms,
-                     st.sampled_from((0.5, 0.7, 1.0)), st.sampled_from((0, 1, 2, 3)))
+    return st.builds(
+        Op,
+        st.sampled_from(names),
+        st.integers(0, 5),
+        st.sampled_from((0, 0, 1, 1, 4, 7)),
+        algorithms,
+        st.sampled_from((0.5, 0.7, 1.0)),
+        st.sampled_from((0, 1, 2, 3)),
+    )
 
 
-LIFECYCLE = {"germinate": LifecycleOp.GERMINATE, "advance": LifecycleOp.ADVANCE, "fossilize": LifecycleOp.FOSSILIZE,
-             "prune": LifecycleOp.PRUNE, "schedule": LifecycleOp.PRUNE, "retarget": LifecycleOp.SET_ALPHA_TARGET}
+LIFECYCLE = {
+    "germinate": LifecycleOp.GERMINATE,
+    "advance": LifecycleOp.ADVANCE,
+    "fossilize": LifecycleOp.FOSSILIZE,
+    "prune": LifecycleOp.PRUNE,
+    "schedule": LifecycleOp.PRUNE,
+    "retarget": LifecycleOp.SET_ALPHA_TARGET,
+}
 
 
 @dataclass
@@ -117,8 +142,13 @@ class World:
         measure(self.model, row)
         seed, stage = self.model.seed_in(slot_id, row), stage_of(self.model, slot_id, row)
         moving = seed is not None and seed.alpha.mode is not AlphaMode.HOLD
-        name = {SeedStage.DORMANT: "germinate", SeedStage.GERMINATED: "advance", SeedStage.TRAINING: "advance",
-                SeedStage.BLENDING: "tick" if moving else "advance", SeedStage.HOLDING: "fossilize"}.get(stage, "tick")
+        name = {
+            SeedStage.DORMANT: "germinate",
+            SeedStage.GERMINATED: "advance",
+            SeedStage.TRAINING: "advance",
+            SeedStage.BLENDING: "tick" if moving else "advance",
+            SeedStage.HOLDING: "fossilize",
+        }.get(stage, "tick")
         return replace(op, name=name)
 
     def apply(self, op: Op) -> Any:
@@ -127,12 +157,20 @@ class World:
             return self.model.step_epoch()
         if op.name == "germinate":
             names = [*blueprints(self.model.host.topology), "noop"]
-            return self.model.germinate(slot_id, names[op.what % len(names)], row=row, algorithm=op.algorithm,
-                                        tempo_epochs=max(op.steps, 1), alpha_target=op.target)
+            return self.model.germinate(
+                slot_id,
+                names[op.what % len(names)],
+                row=row,
+                algorithm=op.algorithm,
+                tempo_epochs=max(op.steps, 1),
+                alpha_target=op.target,
+            )
         if op.name == "schedule":
             return self.model.schedule_prune(slot_id, row=row, steps=op.steps, curve=AlphaCurve.COSINE)
         if op.name == "retarget":
-            return self.model.set_alpha_target(slot_id, op.target, row=row, steps=op.steps, algorithm=op.algorithm)
+            return self.model.set_alpha_target(
+                slot_id, op.target, row=row, steps=op.steps, algorithm=op.algorithm
+            )
         return getattr(self.model, op.name)(slot_id, row=row)
 
     def attempt(self, op: Op) -> Any:
@@ -143,7 +181,11 @@ class World:
             return error
 
     def stages(self) -> dict[tuple[str, int], SeedStage]:
-        return {(slot_id, row): stage_of(self.model, slot_id, row) for slot_id in SLOTS for row in range(self.model.population)}
+        return {
+            (slot_id, row): stage_of(self.model, slot_id, row)
+            for slot_id in SLOTS
+            for row in range(self.model.population)
+        }
 
 
 def world(topology: Any, population: int, start: list[SeedStage | None], **options: Any) -> World:
@@ -153,7 +195,15 @@ def world(topology: Any, population: int, start: list[SeedStage | None], **optio
         slot_id, row = w.place(Op("", where))
         if stage is not None and w.model.seed_in(slot_id, row) is None:
             algorithm = list(AlphaAlgorithm)[where % 3]
-            bring(w.model, slot_id, blueprints(topology)[where % 2], stage, row=row, stir=0.2, algorithm=algorithm)
+            bring(
+                w.model,
+                slot_id,
+                blueprints(topology)[where % 2],
+                stage,
+                row=row,
+                stir=0.2,
+                algorithm=algorithm,
+            )
     return w
 
 
@@ -175,7 +225,9 @@ def check_structure(model: MorphogeneticModel) -> None:
     alive = live(model)
     for slot_id in SLOTS:
         slot = model.slot(slot_id)
-        assert {f"{slot_id}.{name}" for name in slot.banks} == {name for name in alive if name.startswith(slot_id)}
+        assert {f"{slot_id}.{name}" for name in slot.banks} == {
+            name for name in alive if name.startswith(slot_id)
+        }
         for name, bank in slot.banks.items():
             dead = [row for row in range(model.population) if row not in alive[f"{slot_id}.{name}"]]
             assert all(not p[dead].any() for p in bank.parameters())
@@ -192,12 +244,19 @@ def check_structure(model: MorphogeneticModel) -> None:
     buffers = {f"host.{name}" for name, _ in model.host.named_buffers()}
     for row in range(model.population):
         size = sum(t.numel() for name, t in snapshot_row(model, row).tensors.items() if name not in buffers)
-        assert model.total_params(row) == size == model.host_params + sum(
-            report.metrics.params for report in model.reports(row).values()
-            if report.stage in LIVE_STAGES | {SeedStage.FOSSILIZED})
+        assert (
+            model.total_params(row)
+            == size
+            == model.host_params
+            + sum(
+                report.metrics.params
+                for report in model.reports(row).values()
+                if report.stage in LIVE_STAGES | {SeedStage.FOSSILIZED}
+            )
+        )
 
 
-# -- the stage machine ---------------------------------------------------------------------------------------------------------
+# -- the stage machine ---------------------------------------------------------------------------------------
 
 
 def successors(stage: SeedStage) -> set[SeedStage]:
@@ -210,7 +269,8 @@ def successors(stage: SeedStage) -> set[SeedStage]:
 @examples(40)
 @given(topologies, populations, starts, st.lists(ops(), min_size=5, max_size=20))
 def test_every_life_follows_the_table(topology, population, start, sequence):
-    """Legal operations do what the table says, illegal ones raise and change nothing, silent seeds stay silent."""
+    """Legal operations do what the table says, illegal ones raise and change nothing, silent seeds stay
+    silent."""
     w = world(topology, population, start)
     model = w.model.eval()
     x, _ = population_batch(model, 1)
@@ -218,7 +278,11 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
     for drawn in sequence:
         op = w.resolve(drawn)
         slot_id, row = w.place(op)
-        before, tensors, reports = w.stages(), all_tensors(model), [model.reports(r) for r in range(population)]
+        before, tensors, reports = (
+            w.stages(),
+            all_tensors(model),
+            [model.reports(r) for r in range(population)],
+        )
         blended = [blended_slots(model, r) for r in range(population)]
         stage = before[slot_id, row]
         if op.name == "tick":
@@ -231,7 +295,9 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
             result = w.attempt(op)
             if isinstance(result, EsperError):
                 assert isinstance(result, TransitionError) is (transition is None)
-                assert ("alpha is moving" if transition else f"not possible in stage {stage.name}") in str(result)
+                assert ("alpha is moving" if transition else f"not possible in stage {stage.name}") in str(
+                    result
+                )
                 assert w.stages() == before
                 assert differing(tensors, all_tensors(model)) == []
                 assert [model.reports(r) for r in range(population)] == reports
@@ -244,7 +310,10 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
                     assert not result.gate.passed
                     assert w.stages() == before
                 elif op.name == "schedule" and now is not SeedStage.PRUNED:
-                    assert (result.records[0].kind, now) == (LifecycleKind.PRUNE_SCHEDULED, SeedStage.BLENDING)
+                    assert (result.records[0].kind, now) == (
+                        LifecycleKind.PRUNE_SCHEDULED,
+                        SeedStage.BLENDING,
+                    )
                 elif op.name == "retarget":
                     assert now is (stage if op.target == 1.0 else transition.to)
                 else:
@@ -265,12 +334,20 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
 
 @pytest.mark.fuzz
 @examples(25)
-@given(topologies, populations, starts, st.lists(ops(*["train"] * 3), min_size=4, max_size=16),
-       st.sampled_from(("sgd", "adamw")), st.sampled_from(Incubation))
+@given(
+    topologies,
+    populations,
+    starts,
+    st.lists(ops(*["train"] * 3), min_size=4, max_size=16),
+    st.sampled_from(("sgd", "adamw")),
+    st.sampled_from(Incubation),
+)
 def test_the_optimizer_holds_exactly_what_lives(topology, population, start, sequence, kind, incubation):
     w = world(topology, population, start, incubation=incubation)
     model = w.model
-    optimizer = PopulationOptimizer(model, OptimizerConfig(kind=kind, host_lr=0.05, seed_lr=0.05, seed_decay=0.1))
+    optimizer = PopulationOptimizer(
+        model, OptimizerConfig(kind=kind, host_lr=0.05, seed_lr=0.05, seed_decay=0.1)
+    )
     steps = 0
     for op in sequence:
         before, alive = {row: optimizer.row_state(row) for row in range(population)}, live(model)
@@ -297,62 +374,105 @@ def test_the_optimizer_holds_exactly_what_lives(topology, population, start, seq
                     assert not any(t.any() for t in state), "born just now"
                 elif op.name != "train":
                     kept = {k: v for k, v in optimizer.row_state(row).items() if k.startswith(f"{name}.")}
-                    assert all(torch.equal(before[row][k], v) for k, v in kept.items()), "growth elsewhere loses nothing"
+                    assert all(torch.equal(before[row][k], v) for k, v in kept.items()), (
+                        "growth elsewhere loses nothing"
+                    )
         if op.name != "train":
             for row in range(population):
                 host = {k: v for k, v in optimizer.row_state(row).items() if k.startswith("host.")}
                 assert all(torch.equal(before[row][k], v) for k, v in host.items())
 
 
-def check_moved(model: MorphogeneticModel, optimizer: PopulationOptimizer, tensors: dict[str, torch.Tensor],
-                states: dict[int, dict[str, torch.Tensor]]) -> None:
+def check_moved(
+    model: MorphogeneticModel,
+    optimizer: PopulationOptimizer,
+    tensors: dict[str, torch.Tensor],
+    states: dict[int, dict[str, torch.Tensor]],
+) -> None:
     """After one step: dead and frozen rows are untouched to the last bit, learning ones have moved."""
     for slot_id in SLOTS:
         for name, bank in model.slot(slot_id).banks.items():
             for row in range(model.population):
                 seed = model.seed_in(slot_id, row)
                 is_live = row in live(model)[f"{slot_id}.{name}"]
-                learns = is_live and (seed.stage is SeedStage.TRAINING or (
-                    seed.stage in (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
-                    and seed.alpha.alpha > 0 and seed.alpha.mode is not AlphaMode.DOWN))
-                same = [same_bits(p[row], tensors[f"seed_slots.{slot_id}.banks.{name}.{key}"][row])
-                        for key, p in bank.named_parameters()]
+                learns = is_live and (
+                    seed.stage is SeedStage.TRAINING
+                    or (
+                        seed.stage in (SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+                        and seed.alpha.alpha > 0
+                        and seed.alpha.mode is not AlphaMode.DOWN
+                    )
+                )
+                same = [
+                    same_bits(p[row], tensors[f"seed_slots.{slot_id}.banks.{name}.{key}"][row])
+                    for key, p in bank.named_parameters()
+                ]
                 if not learns:
                     assert all(same), f"{slot_id}.{name} row {row} moved in stage {seed and seed.stage.name}"
                     if is_live:
-                        kept = {k: v for k, v in optimizer.row_state(row).items() if k.startswith(f"{slot_id}.{name}.")}
+                        kept = {
+                            k: v
+                            for k, v in optimizer.row_state(row).items()
+                            if k.startswith(f"{slot_id}.{name}.")
+                        }
                         assert all(torch.equal(states[row][k], v) for k, v in kept.items())
                 elif same and name != GATE_BANK:
-                    assert not all(same), f"{slot_id}.{name} row {row} learns nothing in stage {seed.stage.name}"
+                    assert not all(same), (
+                        f"{slot_id}.{name} row {row} learns nothing in stage {seed.stage.name}"
+                    )
 
 
-# -- incubation ----------------------------------------------------------------------------------------------------------------
+# -- incubation ----------------------------------------------------------------------------------------------
 
 planting = st.tuples(st.integers(0, 7), st.integers(0, 7), algorithms)  # row, blueprint, blend
 
 
 @pytest.mark.fuzz
 @examples(30)
-@given(topologies, populations, st.sampled_from(Incubation), st.lists(planting, min_size=1, max_size=4),
-       st.lists(planting, max_size=2), st.sampled_from((None, 1e20, math.inf, -math.inf, math.nan)),
-       st.sampled_from(("sgd", "adamw")))
-def test_the_host_never_feels_an_incubating_seed(topology, population, incubation, incubating, blended, poison, kind):
-    """Weights, buffers, momentum and outputs of everything else are the same bits, also beside a seed that is not finite."""
+@given(
+    topologies,
+    populations,
+    st.sampled_from(Incubation),
+    st.lists(planting, min_size=1, max_size=4),
+    st.lists(planting, max_size=2),
+    st.sampled_from((None, 1e20, math.inf, -math.inf, math.nan)),
+    st.sampled_from(("sgd", "adamw")),
+)
+def test_the_host_never_feels_an_incubating_seed(
+    topology, population, incubation, incubating, blended, poison, kind
+):
+    """Weights, buffers, momentum and outputs of everything else are the same bits, also beside a seed that is
+    not finite."""
     names = blueprints(topology)
     models = [make(topology, population, incubation=incubation) for _ in range(2)]
     first, second, *_ = models[0].seed_slots
     for model in models:
         for row, what, algorithm in {plant[0] % population: plant for plant in blended}.values():
-            bring(model, second, names[what % len(names)], SeedStage.HOLDING, row=row % population, algorithm=algorithm, stir=0.2,
-                  init_seed=row)
+            bring(
+                model,
+                second,
+                names[what % len(names)],
+                SeedStage.HOLDING,
+                row=row % population,
+                algorithm=algorithm,
+                stir=0.2,
+                init_seed=row,
+            )
     plain, sown = models
     seeds = {}
     for i, (row, what, algorithm) in enumerate(incubating):
         slot_id = (first, *list(sown.seed_slots)[2:])[i % (len(sown.seed_slots) - 1)]
         if (slot_id, row % population) not in seeds:
             seeds[slot_id, row % population] = names[what % len(names)]
-            bring(sown, slot_id, seeds[slot_id, row % population], SeedStage.TRAINING, row=row % population, algorithm=algorithm,
-                  stir=0.2)
+            bring(
+                sown,
+                slot_id,
+                seeds[slot_id, row % population],
+                SeedStage.TRAINING,
+                row=row % population,
+                algorithm=algorithm,
+                stir=0.2,
+            )
     if poison is not None:
         with torch.no_grad():
             for (slot_id, row), name in seeds.items():
@@ -361,29 +481,47 @@ def test_the_host_never_feels_an_incubating_seed(topology, population, incubatio
     optimizers = [PopulationOptimizer(model, OptimizerConfig(kind=kind)) for model in models]
     for step in range(4):
         x, y = population_batch(plain, step)
-        losses = [train_step(model, optimizer, x, y) for model, optimizer in zip(models, optimizers, strict=True)]
+        losses = [
+            train_step(model, optimizer, x, y) for model, optimizer in zip(models, optimizers, strict=True)
+        ]
         assert torch.equal(*losses)
         assert torch.equal(plain.eval()(x), sown.eval()(x))
         for model in models:
             model.train()
     for row in range(population):
-        mine, theirs = (row_tensors(model, optimizer, row) for model, optimizer in zip(models, optimizers, strict=True))
+        mine, theirs = (
+            row_tensors(model, optimizer, row) for model, optimizer in zip(models, optimizers, strict=True)
+        )
         incubators = {slot_id for slot_id, r in seeds if r == row}
-        theirs = {k: v for k, v in theirs.items() if k.removeprefix("optimizer.").split(".")[0] not in incubators}
+        theirs = {
+            k: v for k, v in theirs.items() if k.removeprefix("optimizer.").split(".")[0] not in incubators
+        }
         assert differing(mine, theirs) == []
-    moved = [not torch.equal(p[row], torch.zeros_like(p[row])) for (slot_id, row), name in seeds.items()
-             for key, p in sown.slot(slot_id).banks[name].named_parameters() if key == "gamma.weight"]
+    moved = [
+        not torch.equal(p[row], torch.zeros_like(p[row]))
+        for (slot_id, row), name in seeds.items()
+        for key, p in sown.slot(slot_id).banks[name].named_parameters()
+        if key == "gamma.weight"
+    ]
     assert poison is not None or all(moved), "and the seeds do learn"
 
 
-# -- saving --------------------------------------------------------------------------------------------------------------------
+# -- saving --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fuzz
 @examples(12)
-@given(topologies, populations, starts, st.lists(ops("train"), min_size=2, max_size=10), st.sampled_from(("sgd", "adamw")),
-       st.sampled_from(Incubation))
-def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, start, sequence, kind, incubation):
+@given(
+    topologies,
+    populations,
+    starts,
+    st.lists(ops("train"), min_size=2, max_size=10),
+    st.sampled_from(("sgd", "adamw")),
+    st.sampled_from(Incubation),
+)
+def test_a_saved_life_goes_on_as_if_nothing_had_happened(
+    topology, population, start, sequence, kind, incubation
+):
     w = world(topology, population, start, incubation=incubation)
     model, optimizer = w.model, PopulationOptimizer(w.model, OptimizerConfig(kind=kind))
     for step, op in enumerate([*sequence, Op("train"), Op("train")]):
@@ -394,7 +532,9 @@ def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, s
     with TemporaryDirectory() as directory:
         save_network(directory, model, optimizer)
         twin, twin_optimizer = load_network(directory)
-    assert [twin.reports(row) for row in range(population)] == [model.reports(row) for row in range(population)]
+    assert [twin.reports(row) for row in range(population)] == [
+        model.reports(row) for row in range(population)
+    ]
     x, _ = population_batch(model, 99)
     assert torch.equal(model.eval()(x), twin.eval()(x))
     v = World(twin)
@@ -407,7 +547,8 @@ def test_a_saved_life_goes_on_as_if_nothing_had_happened(topology, population, s
         assert differing(row_tensors(model, optimizer, row), row_tensors(twin, twin_optimizer, row)) == []
 
 
-# -- coalitions ----------------------------------------------------------------------------------------------------------------
+# -- coalitions ----------------------------------------------------------------------------------------------
+
 
 @st.composite
 def forests(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> MorphogeneticModel:
@@ -419,7 +560,15 @@ def forests(draw: st.DrawFn, dtype: torch.dtype = torch.float64) -> Morphogeneti
         for slot_id in draw(st.permutations(list(model.seed_slots)))[:4]:
             stage = draw(st.sampled_from(STAGES))
             if stage is not None:
-                bring(model, slot_id, draw(st.sampled_from(names)), stage, row=row, algorithm=draw(algorithms), stir=0.3)
+                bring(
+                    model,
+                    slot_id,
+                    draw(st.sampled_from(names)),
+                    stage,
+                    row=row,
+                    algorithm=draw(algorithms),
+                    stir=0.3,
+                )
     return model
 
 
@@ -442,7 +591,9 @@ def test_the_coalition_table_equals_separate_evaluations(model, shared):
     assert differing(before, all_tensors(model)) == []
     assert (model.version, model.training) == (version, True)
     assert not table.outputs.requires_grad
-    assert {(r, c) for r, cs in wanted.items() for c in cs} == set(zip(table.rows, table.coalitions, strict=True))
+    assert {(r, c) for r, cs in wanted.items() for c in cs} == set(
+        zip(table.rows, table.coalitions, strict=True)
+    )
     assert len(table.rows) == len(table.outputs) == sum(len(cs) for cs in wanted.values())
     with torch.no_grad():
         for row, coalition, output in zip(table.rows, table.coalitions, table.outputs, strict=True):
@@ -456,13 +607,18 @@ def test_the_coalition_table_equals_separate_evaluations(model, shared):
 @examples(10)
 @given(forests(torch.float32), st.data())
 def test_any_part_of_the_table_is_the_same_table(model, data):
-    """Fewer rows, fewer coalitions, in another order: the same bits for a population, the same numbers for one network."""
+    """Fewer rows, fewer coalitions, in another order: the same bits for a population, the same numbers for
+    one network."""
     x, _ = population_batch(model, 1)
     wanted = wanted_coalitions(model)
     whole = evaluate_coalitions(model, x, wanted)
-    table = {key: out for *key, out in zip(whole.rows, whole.coalitions, whole.outputs, strict=True) for key in [tuple(key)]}
+    table = {
+        key: out
+        for *key, out in zip(whole.rows, whole.coalitions, whole.outputs, strict=True)
+        for key in [tuple(key)]
+    }
     rows = data.draw(st.lists(st.sampled_from(sorted(wanted)), min_size=1, max_size=3, unique=True))
-    part = {row: data.draw(st.permutations(wanted[row]))[:data.draw(st.integers(1, 3))] for row in rows}
+    part = {row: data.draw(st.permutations(wanted[row]))[: data.draw(st.integers(1, 3))] for row in rows}
     some = evaluate_coalitions(model, x, part)
     assert {(r, c) for r, cs in part.items() for c in cs} == set(zip(some.rows, some.coalitions, strict=True))
     for row, coalition, output in zip(some.rows, some.coalitions, some.outputs, strict=True):
@@ -489,7 +645,7 @@ def shapley(players: tuple[str, ...], value: dict[frozenset[str], float]) -> dic
     orders = list(permutations(players))
     for order in orders:
         for i, player in enumerate(order):
-            share[player] += (value[frozenset(order[:i + 1])] - value[frozenset(order[:i])]) / len(orders)
+            share[player] += (value[frozenset(order[: i + 1])] - value[frozenset(order[:i])]) / len(orders)
     return share
 
 
@@ -501,7 +657,9 @@ def test_shapley_values_of_the_table_sum_to_full_minus_empty(model):
     table = evaluate_coalitions(model, x, wanted_coalitions(model))
     losses = cross_entropy(table.outputs, y[torch.tensor(table.rows)])
     for row in ROWS[model.population]:
-        value = {c: float(v) for r, c, v in zip(table.rows, table.coalitions, losses, strict=True) if r == row}
+        value = {
+            c: float(v) for r, c, v in zip(table.rows, table.coalitions, losses, strict=True) if r == row
+        }
         players = blended_slots(model, row)
         shares = shapley(players, value)
         assert sum(shares.values()) == pytest.approx(value[frozenset(players)] - value[frozenset()], abs=1e-9)
@@ -526,7 +684,7 @@ def test_which_coalitions_are_wanted(slots):
         assert len(wanted) <= 2 + 2 * len(slots) + 8 * (len(slots) - 3)
 
 
-# -- the tests' own tools ------------------------------------------------------------------------------------------------------
+# -- the tests' own tools ------------------------------------------------------------------------------------
 
 
 def test_random_lives_reach_every_stage():
@@ -536,7 +694,13 @@ def test_random_lives_reach_every_stage():
     for _ in range(8):
         w.attempt(Op("next"))
         seen.append(stage_of(w.model, "r0c0"))
-    assert set(seen) >= {SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED}
+    assert set(seen) >= {
+        SeedStage.GERMINATED,
+        SeedStage.TRAINING,
+        SeedStage.BLENDING,
+        SeedStage.HOLDING,
+        SeedStage.FOSSILIZED,
+    }
     stir_seed(w.model, "r0c0", 0, 0.1)
     assert isinstance(w.attempt(Op("prune")), TransitionError)
     assert isinstance(w.attempt(Op("germinate", 1)), OpResult)

@@ -1,4 +1,6 @@
-"""Rollback: host and fossils come back bit for bit, whatever was poisoned and when; other networks notice nothing."""
+"""Rollback: host and fossils come back bit for bit, whatever was poisoned and when; other networks notice
+nothing."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,7 +12,17 @@ from hypothesis import strategies as st
 
 from esper.kasmina import MorphogeneticModel, PopulationOptimizer, RowSnapshot, restore_row, snapshot_row
 from esper.leyline import PruneCause, SeedStage, StructureError
-from helpers import all_tensors, bring, differing, examples, make, population_batch, row_tensors, stage_of, train_step
+from helpers import (
+    all_tensors,
+    bring,
+    differing,
+    examples,
+    make,
+    population_batch,
+    row_tensors,
+    stage_of,
+    train_step,
+)
 
 ROW, OTHERS = 3, (0, 1, 2, 4, 5, 6, 7)
 
@@ -107,7 +119,8 @@ def test_a_poisoned_batch_is_undone_at_any_position(step: int) -> None:
 @examples(8)
 @given(poison=st.sampled_from(POISONS), steps=st.lists(st.booleans(), max_size=4))
 def test_the_restored_network_trains_like_one_that_never_failed(poison: Poison, steps: list[bool]) -> None:
-    """After the rollback the row behaves as if it had been built from the snapshot: same losses, bit for bit."""
+    """After the rollback the row behaves as if it had been built from the snapshot: same losses, bit for
+    bit."""
     model, optimizer = grown()
     snapshot = snapshot_row(model, ROW, committed_only=True)
     for i, poisoned in enumerate(steps):
@@ -159,7 +172,8 @@ def test_cooldown_goes_on_and_germinations_are_not_forgotten() -> None:
 
 
 def test_what_the_snapshot_does_not_name_and_is_not_cooling_goes() -> None:
-    """Also without a prune first: a restore never leaves a live seed behind, nor a fossil younger than the snapshot."""
+    """Also without a prune first: a restore never leaves a live seed behind, nor a fossil younger than the
+    snapshot."""
     model, _ = grown()
     snapshot = snapshot_row(model, ROW, committed_only=True)
     second, third = model.slot_config.slot_ids[1:3]

@@ -1,4 +1,6 @@
-"""Snapshots and saved networks: exact, movable, strict; whatever does not fit is named and changes nothing."""
+"""Snapshots and saved networks: exact, movable, strict; whatever does not fit is named and changes
+nothing."""
+
 from __future__ import annotations
 
 import json
@@ -54,12 +56,25 @@ topologies = pytest.mark.parametrize("topology", HOSTS)
 kinds = pytest.mark.parametrize("kind", ["sgd", "adamw"])
 
 
-def grown(topology: Any, population: int = 8, *, kind: str = "sgd", row: int = 2, **options: Any,
-          ) -> tuple[MorphogeneticModel, PopulationOptimizer]:
-    """A population in which one row has a seed in every kind of stage, as far as its slots go, and three steps of training."""
+def grown(
+    topology: Any,
+    population: int = 8,
+    *,
+    kind: str = "sgd",
+    row: int = 2,
+    **options: Any,
+) -> tuple[MorphogeneticModel, PopulationOptimizer]:
+    """A population in which one row has a seed in every kind of stage, as far as its slots go, and three
+    steps of training."""
     model = make(topology, population, **options)
     names, slots = blueprints(topology), list(model.seed_slots)
-    stages = [SeedStage.FOSSILIZED, SeedStage.BLENDING, SeedStage.TRAINING, SeedStage.HOLDING, SeedStage.GERMINATED]
+    stages = [
+        SeedStage.FOSSILIZED,
+        SeedStage.BLENDING,
+        SeedStage.TRAINING,
+        SeedStage.HOLDING,
+        SeedStage.GERMINATED,
+    ]
     for i, (slot_id, stage) in enumerate(zip(slots, stages, strict=False)):
         bring(model, slot_id, names[i], stage, row=row, stir=0.2, algorithm=list(AlphaAlgorithm)[i % 3 - 1])
     if len(slots) > len(stages):
@@ -73,7 +88,7 @@ def grown(topology: Any, population: int = 8, *, kind: str = "sgd", row: int = 2
     return model, optimizer
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 
 
 @topologies
@@ -86,7 +101,10 @@ def test_a_row_comes_back_bit_for_bit(topology, kind):
     others = {row: row_tensors(model, optimizer, row) for row in range(8) if row != 2}
 
     for slot_id in model.seed_slots:  # the row goes astray in every way; the others stand still
-        if slot_id in model.reports(2) and model.reports(2)[slot_id].stage in (SeedStage.BLENDING, SeedStage.TRAINING):
+        if slot_id in model.reports(2) and model.reports(2)[slot_id].stage in (
+            SeedStage.BLENDING,
+            SeedStage.TRAINING,
+        ):
             model.prune(slot_id, row=2)
     optimizer.host_lr[2] = 0.5
     with torch.no_grad():
@@ -120,7 +138,9 @@ def test_a_row_moves_to_another_place_and_population(topology):
     target_optimizer.load_row_state(9, optimizer.row_state(2))
     for step in range(5):
         batches = [network_batch(model, 900 + 20 * step + row) for row in range(16)]
-        moved = batches[8:10] + batches[2:3] + batches[11:16]  # the population of eight sees the same batch in row 2
+        moved = (
+            batches[8:10] + batches[2:3] + batches[11:16]
+        )  # the population of eight sees the same batch in row 2
         train_step(model, optimizer, *fuse(model, moved))
         train_step(target, target_optimizer, *fuse(target, [*batches[:9], moved[2], *batches[10:]]))
         model.step_epoch()
@@ -182,16 +202,37 @@ def test_a_view_saves_and_loads_its_row():
 
 
 SNAPSHOT_DAMAGE: list[tuple[Callable[[RowSnapshot], RowSnapshot], type[EsperError], str]] = [
-    (lambda s: replace(s, tensors={k: t for k, t in s.tensors.items() if k != "host.head.bias"}), StructureError,
-     r"missing tensors \['host.head.bias'\]"),
-    (lambda s: replace(s, tensors=s.tensors | {"host.tail": torch.zeros(1)}), StructureError, r"unknown tensors \['host.tail'\]"),
-    (lambda s: replace(s, tensors=s.tensors | {"host.head.bias": torch.zeros(3)}), StructureError,
-     r"host.head.bias has shape \(3,\), wanted \(10,\)"),
+    (
+        lambda s: replace(s, tensors={k: t for k, t in s.tensors.items() if k != "host.head.bias"}),
+        StructureError,
+        r"missing tensors \['host.head.bias'\]",
+    ),
+    (
+        lambda s: replace(s, tensors=s.tensors | {"host.tail": torch.zeros(1)}),
+        StructureError,
+        r"unknown tensors \['host.tail'\]",
+    ),
+    (
+        lambda s: replace(s, tensors=s.tensors | {"host.head.bias": torch.zeros(3)}),
+        StructureError,
+        r"host.head.bias has shape \(3,\), wanted \(10,\)",
+    ),
     (lambda s: replace(s, seeds={}), StructureError, r"unknown tensors \['r0c0\."),
-    (lambda s: replace(s, seeds=s.seeds | {"r7c7": s.seeds["r0c0"]}), SlotIdError, "slot 'r7c7' is unknown; allowed: r0c0"),
-    (lambda s: replace(s, seeds=s.seeds | {"r0c0": s.seeds["r0c0"] | {"blueprint_id": "nope"}}), BlueprintError,
-     "blueprint 'nope' is unknown for topology cnn"),
-    (lambda s: replace(s, seeds=s.seeds | {"r0c0": s.seeds["r0c0"] | {"stage": 5}}), StructureError, "5 is not a valid Seed"),
+    (
+        lambda s: replace(s, seeds=s.seeds | {"r7c7": s.seeds["r0c0"]}),
+        SlotIdError,
+        "slot 'r7c7' is unknown; allowed: r0c0",
+    ),
+    (
+        lambda s: replace(s, seeds=s.seeds | {"r0c0": s.seeds["r0c0"] | {"blueprint_id": "nope"}}),
+        BlueprintError,
+        "blueprint 'nope' is unknown for topology cnn",
+    ),
+    (
+        lambda s: replace(s, seeds=s.seeds | {"r0c0": s.seeds["r0c0"] | {"stage": 5}}),
+        StructureError,
+        "5 is not a valid Seed",
+    ),
     (lambda s: replace(s, seeds=s.seeds | {"r0c0": {"stage": 3}}), StructureError, "seed: missing fields"),
     (lambda s: replace(s, germinations=-1), StructureError, "germinations is -1"),
 ]
@@ -223,7 +264,7 @@ def test_snapshots_of_another_host_do_not_fit():
         snapshot_row(model, 8)
 
 
-# -- directories -------------------------------------------------------------------------------------------------------------
+# -- directories ---------------------------------------------------------------------------------------------
 
 
 @topologies
@@ -237,7 +278,9 @@ def test_a_saved_network_goes_on_exactly(topology, kind, population, dtype, tmp_
     twin, twin_optimizer = load_network(tmp_path / "deep" / "net")
     assert twin.population == population
     assert twin.host.spec() == model.host.spec()
-    assert [twin.reports(row) for row in range(population)] == [model.reports(row) for row in range(population)]
+    assert [twin.reports(row) for row in range(population)] == [
+        model.reports(row) for row in range(population)
+    ]
     for step in range(3):
         x, y = population_batch(model, 40 + step)
         assert torch.equal(model.eval()(x), twin.eval()(x))
@@ -250,8 +293,13 @@ def test_a_saved_network_goes_on_exactly(topology, kind, population, dtype, tmp_
 
 
 def test_settings_come_back(tmp_path):
-    model = make("cnn", slots=["r0c0", "r1c1"], incubation=Incubation.STE, gates=GateConfig(min_contribution=3.5),
-                 pacing=Pacing(embargo_epochs=9, auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3})))
+    model = make(
+        "cnn",
+        slots=["r0c0", "r1c1"],
+        incubation=Incubation.STE,
+        gates=GateConfig(min_contribution=3.5),
+        pacing=Pacing(embargo_epochs=9, auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3})),
+    )
     config = OptimizerConfig(kind="adamw", beta2=0.95, host_lr=0.3, clip=2.0)
     save_network(tmp_path, model, PopulationOptimizer(model, config))
     twin, optimizer = load_network(tmp_path)
@@ -287,7 +335,11 @@ def test_sick_weights_are_saved_as_they_are(tmp_path):
 def test_measurements_come_back(tmp_path):
     model, _ = grown("mlp")
     seed = model.seed_in("r0c0", 2)
-    seed.metrics.gradient_norm, seed.metrics.contribution_velocity, seed.metrics.gradient_exploding = 1e-300, -0.1, True
+    seed.metrics.gradient_norm, seed.metrics.contribution_velocity, seed.metrics.gradient_exploding = (
+        1e-300,
+        -0.1,
+        True,
+    )
     save_network(tmp_path, model)
     assert load_network(tmp_path)[0].seed_in("r0c0", 2) == seed
     assert asdict(seed)["metrics"]["gradient_norm"] == 1e-300
@@ -303,6 +355,7 @@ def test_a_place_that_cannot_be_written(where, tmp_path):
 
 def test_a_directory_without_permission(tmp_path, monkeypatch):
     """A superuser may write anywhere, so the refusal is staged."""
+
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -314,7 +367,7 @@ def test_a_directory_without_permission(tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, "no half-written file, no litter"
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------------
+# -- damage --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -448,28 +501,52 @@ def tamper(structure: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def test_the_saved_network_is_what_the_tampering_expects(saved):
     model, optimizer = load_network(saved)
     assert optimizer is not None
-    assert [model.seed_in(slot_id).stage.name for slot_id in ("r0c0", "r1c0", "r0c1")] == ["FOSSILIZED", "BLENDING", "TRAINING"]
+    assert [model.seed_in(slot_id).stage.name for slot_id in ("r0c0", "r1c0", "r0c1")] == [
+        "FOSSILIZED",
+        "BLENDING",
+        "TRAINING",
+    ]
     assert model.seed_in("r0c0").algorithm is AlphaAlgorithm.GATE
     assert model.seed_in("r1c2").stage is SeedStage.PRUNED
 
 
-@pytest.mark.parametrize(("path", "value", "message"), TAMPERING, ids=[f"{p}={v!s:.9}" for p, v, _ in TAMPERING])
+@pytest.mark.parametrize(
+    ("path", "value", "message"), TAMPERING, ids=[f"{p}={v!s:.9}" for p, v, _ in TAMPERING]
+)
 def test_tampered_structures_are_refused_by_name(saved, tmp_path, path, value, message):
     structure = tamper(json.loads((saved / "structure.json").read_text()), path, value)
     with pytest.raises(StructureError, match=message):
         load_network(damaged(saved, tmp_path, structure))
 
 
-@pytest.mark.parametrize("field", ["format", "host", "population", "slots", "dtype", "gates", "pacing", "incubation", "rows",
-                                   "optimizer", "weights"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "format",
+        "host",
+        "population",
+        "slots",
+        "dtype",
+        "gates",
+        "pacing",
+        "incubation",
+        "rows",
+        "optimizer",
+        "weights",
+    ],
+)
 def test_every_field_of_the_structure_is_needed(saved, tmp_path, field):
     structure = json.loads((saved / "structure.json").read_text())
     del structure[field]
-    with pytest.raises(StructureError, match=rf"missing fields \['{field}'\]" if field != "format" else "format None"):
+    with pytest.raises(
+        StructureError, match=rf"missing fields \['{field}'\]" if field != "format" else "format None"
+    ):
         load_network(damaged(saved, tmp_path, structure))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'"text"', b"\x00\xff\xfe", b'{"format": "esper-netw'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"7", b'"text"', b"\x00\xff\xfe", b'{"format": "esper-netw']
+)
 def test_files_that_are_no_structure(saved, tmp_path, content):
     path = damaged(saved, tmp_path)
     (path / "structure.json").write_bytes(content)
@@ -488,7 +565,9 @@ def test_truncated_files(saved, tmp_path):
     blob = (saved / "weights.safetensors").read_bytes()
     for size in (0, 1, 8, 100, len(blob) // 2, len(blob) - 1):
         (path / "weights.safetensors").write_bytes(blob[:size])
-        with pytest.raises(StructureError, match=r"weights\.safetensors is damaged or belongs to another structure: digest"):
+        with pytest.raises(
+            StructureError, match=r"weights\.safetensors is damaged or belongs to another structure: digest"
+        ):
             load_network(path)
 
 
@@ -502,19 +581,34 @@ def test_a_flipped_bit_in_the_weights_is_noticed(saved, tmp_path, position):
         load_network(path)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda t: t.pop("rows.0.host.head.bias"), r"missing tensors \['host.head.bias'\]"),
-    (lambda t: t.update({"rows.0.host.head.bias": torch.zeros(3)}), r"host.head.bias has shape \(3,\)"),
-    (lambda t: t.update({"rows.0.host.head.bias": torch.zeros(10, dtype=torch.float64)}), r"head.bias is torch\.float64"),
-    (lambda t: t.update({"rows.0.host.head.bias": torch.zeros(10, dtype=torch.int64)}), r"head.bias is torch\.int64"),
-    (lambda t: t.update({"rows.0.host.tail": torch.zeros(3)}), r"unknown tensors \['host.tail'\]"),
-    (lambda t: t.update({"rows.1.host.head.bias": torch.zeros(10)}), r"unknown tensors \['rows.1.host.head.bias'\]"),
-    (lambda t: t.update({"stowaway": torch.zeros(10)}), r"unknown tensors \['stowaway'\]"),
-    (lambda t: t.pop("optimizer.0.rates.clip"), r"optimizer state: missing tensors \['rates.clip'\]"),
-    (lambda t: t.pop("optimizer.0.host.bias_correction"), r"missing tensors \['host.bias_correction'\]"),
-    (lambda t: t.update({"optimizer.0.host.head.bias.momentum": torch.zeros(9)}), r"head.bias.momentum has shape \(9,\)"),
-    (lambda t: t.clear(), "missing tensors"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("rows.0.host.head.bias"), r"missing tensors \['host.head.bias'\]"),
+        (lambda t: t.update({"rows.0.host.head.bias": torch.zeros(3)}), r"host.head.bias has shape \(3,\)"),
+        (
+            lambda t: t.update({"rows.0.host.head.bias": torch.zeros(10, dtype=torch.float64)}),
+            r"head.bias is torch\.float64",
+        ),
+        (
+            lambda t: t.update({"rows.0.host.head.bias": torch.zeros(10, dtype=torch.int64)}),
+            r"head.bias is torch\.int64",
+        ),
+        (lambda t: t.update({"rows.0.host.tail": torch.zeros(3)}), r"unknown tensors \['host.tail'\]"),
+        (
+            lambda t: t.update({"rows.1.host.head.bias": torch.zeros(10)}),
+            r"unknown tensors \['rows.1.host.head.bias'\]",
+        ),
+        (lambda t: t.update({"stowaway": torch.zeros(10)}), r"unknown tensors \['stowaway'\]"),
+        (lambda t: t.pop("optimizer.0.rates.clip"), r"optimizer state: missing tensors \['rates.clip'\]"),
+        (lambda t: t.pop("optimizer.0.host.bias_correction"), r"missing tensors \['host.bias_correction'\]"),
+        (
+            lambda t: t.update({"optimizer.0.host.head.bias.momentum": torch.zeros(9)}),
+            r"head.bias.momentum has shape \(9,\)",
+        ),
+        (lambda t: t.clear(), "missing tensors"),
+    ],
+)
 def test_other_tensors_are_refused_by_name(saved, tmp_path, change, message):
     tensors = load((saved / "weights.safetensors").read_bytes())
     change(tensors)

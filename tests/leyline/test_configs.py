@@ -1,4 +1,6 @@
-"""The objective against hand-computed numbers, and what each config refuses, with the value in the message."""
+"""The objective against hand-computed numbers, and what each config refuses, with the value in the
+message."""
+
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
@@ -36,7 +38,7 @@ def counts(config: type) -> list[str]:
 
 
 def rejected(config: type, **bad: Any) -> None:
-    (name, value), = bad.items()
+    ((name, value),) = bad.items()
     with pytest.raises(EsperError) as error:
         config(**bad)
     assert name in str(error.value)
@@ -52,22 +54,27 @@ def test_defaults_are_valid_and_frozen(config: type) -> None:
 
 
 @pytest.mark.parametrize("value", BAD_PRICES)
-@pytest.mark.parametrize(("config", "name"), [
-    (config, name) for config in PRICED for name in prices(config)])
+@pytest.mark.parametrize(("config", "name"), [(config, name) for config in PRICED for name in prices(config)])
 def test_prices_must_be_finite_and_not_negative(config: type, name: str, value: float) -> None:
     rejected(config, **{name: value})
 
 
-@pytest.mark.parametrize(("config", "name"), [
-    (config, name) for config in (*PRICED, Pacing) for name in counts(config)])
+@pytest.mark.parametrize(
+    ("config", "name"), [(config, name) for config in (*PRICED, Pacing) for name in counts(config)]
+)
 def test_counts_must_not_be_negative(config: type, name: str) -> None:
     rejected(config, **{name: -1})
 
 
 def test_the_checks_above_saw_every_number() -> None:
     assert {config.__name__: (len(prices(config)), len(counts(config))) for config in (*PRICED, Pacing)} == {
-        "GateConfig": (4, 0), "LossRewardConfig": (3, 1),
-        "ObjectiveConfig": (3, 0), "RentConfig": (5, 1), "RewardConfig": (13, 2), "Pacing": (0, 4)}
+        "GateConfig": (4, 0),
+        "LossRewardConfig": (3, 1),
+        "ObjectiveConfig": (3, 0),
+        "RentConfig": (5, 1),
+        "RewardConfig": (13, 2),
+        "Pacing": (0, 4),
+    }
 
 
 def test_zero_prices_are_allowed() -> None:
@@ -75,14 +82,17 @@ def test_zero_prices_are_allowed() -> None:
         config(**dict.fromkeys(prices(config), 0.0))
 
 
-@pytest.mark.parametrize(("config", "bad"), [
-    (RentConfig, {"host_params_floor": 0}),
-    (RewardConfig, {"drip_fraction": 1.01}),
-    (RewardConfig, {"escrow_window": 0}),
-    (RewardConfig, {"live_share": 1.01}),
-    (RewardConfig, {"contribution_weight": 1.01}),
-    (RewardConfig, {"prune_bonus": 0.02}),
-])
+@pytest.mark.parametrize(
+    ("config", "bad"),
+    [
+        (RentConfig, {"host_params_floor": 0}),
+        (RewardConfig, {"drip_fraction": 1.01}),
+        (RewardConfig, {"escrow_window": 0}),
+        (RewardConfig, {"live_share": 1.01}),
+        (RewardConfig, {"contribution_weight": 1.01}),
+        (RewardConfig, {"prune_bonus": 0.02}),
+    ],
+)
 def test_limits_of_single_fields(config: type, bad: dict[str, Any]) -> None:
     rejected(config, **bad)
 
@@ -110,7 +120,15 @@ def test_configs_are_keyword_only_and_strict() -> None:
 
 
 def test_reward_modes() -> None:
-    assert [mode.value for mode in RewardMode] == ["sparse", "shaped", "escrow", "simplified", "basic", "basic_plus", "minimal"]
+    assert [mode.value for mode in RewardMode] == [
+        "sparse",
+        "shaped",
+        "escrow",
+        "simplified",
+        "basic",
+        "basic_plus",
+        "minimal",
+    ]
     assert RewardConfig().mode is RewardMode.MINIMAL
 
 
@@ -119,28 +137,43 @@ def test_a_gate_passes_without_failures() -> None:
     assert not GateResult(GateLevel.G2, (GateFailure(GateReason.TOO_YOUNG, 3, 10),)).passed
 
 
-@pytest.mark.parametrize(("numbers", "expected"), [
-    ((0.8, 0, 1000, 0, 0), 0.8),
-    ((0.0, 0, 1000, 0, 0), 0.0),
-    # 0.8 − 0.05 · ln 2
-    ((0.8, 1000, 1000, 0, 0), 0.76534264097),
-    # 0.9 − 0.05 · ln 1.5 − 0.01 · 3
-    ((0.9, 250, 500, 3, 0), 0.84972674459),
-    # 0.9 − 0.05 · ln 1.5 − 0.01 · 3 − 0.1 · 2
-    ((0.9, 250, 500, 3, 2), 0.64972674459),
-    # 0.1 − 0.1 · 4: a disaster is worth less than nothing
-    ((0.1, 0, 500, 0, 4), -0.3),
-])
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0.8, 0, 1000, 0, 0), 0.8),
+        ((0.0, 0, 1000, 0, 0), 0.0),
+        # 0.8 − 0.05 · ln 2
+        ((0.8, 1000, 1000, 0, 0), 0.76534264097),
+        # 0.9 − 0.05 · ln 1.5 − 0.01 · 3
+        ((0.9, 250, 500, 3, 0), 0.84972674459),
+        # 0.9 − 0.05 · ln 1.5 − 0.01 · 3 − 0.1 · 2
+        ((0.9, 250, 500, 3, 2), 0.64972674459),
+        # 0.1 − 0.1 · 4: a disaster is worth less than nothing
+        ((0.1, 0, 500, 0, 4), -0.3),
+    ],
+)
 def test_objective(numbers: tuple[float, int, int, int, int], expected: float) -> None:
     accuracy, added, host, wasted, rollbacks = numbers
-    found = objective(ObjectiveConfig(size_price=0.05, waste_price=0.01, rollback_price=0.1), committed_accuracy=accuracy,
-                      added_params=added, host_params=host, wasted_seeds=wasted, rollbacks=rollbacks)
+    found = objective(
+        ObjectiveConfig(size_price=0.05, waste_price=0.01, rollback_price=0.1),
+        committed_accuracy=accuracy,
+        added_params=added,
+        host_params=host,
+        wasted_seeds=wasted,
+        rollbacks=rollbacks,
+    )
     assert found == pytest.approx(expected, abs=1e-10)
 
 
 def test_objective_with_other_prices() -> None:
-    found = objective(ObjectiveConfig(size_price=0.5, waste_price=0.25, rollback_price=0.125), committed_accuracy=1.0,
-                      added_params=300, host_params=100, wasted_seeds=1, rollbacks=1)
+    found = objective(
+        ObjectiveConfig(size_price=0.5, waste_price=0.25, rollback_price=0.125),
+        committed_accuracy=1.0,
+        added_params=300,
+        host_params=100,
+        wasted_seeds=1,
+        rollbacks=1,
+    )
     assert found == pytest.approx(1.0 - 0.69314718056 - 0.25 - 0.125, abs=1e-10)  # 0.5 · ln 4 = ln 2
 
 

@@ -1,4 +1,5 @@
 """Seed metrics by hand computation, and the structured array against the dataclasses it is generated from."""
+
 from __future__ import annotations
 
 from dataclasses import asdict, fields
@@ -26,16 +27,36 @@ NOT_NUMBERS = {"slot_id", "seed_id", "blueprint_id", "metrics"}
 
 small_ints = st.integers(0, 2**31 - 1)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
-by_type = {"int": small_ints, "bool": st.booleans(), "float | None": st.none() | numbers, "int | None": st.none() | small_ints}
+by_type = {
+    "int": small_ints,
+    "bool": st.booleans(),
+    "float | None": st.none() | numbers,
+    "int | None": st.none() | small_ints,
+}
 metrics = st.builds(SeedMetrics, **{f.name: by_type[str(f.type)] for f in fields(SeedMetrics)})
 
 
 reports = st.builds(
-    SeedStateReport, slot_id=st.just("r0c0"), seed_id=st.just("s"), blueprint_id=st.just("norm"),
-    blueprint_index=st.integers(0, 12), stage=st.sampled_from(SeedStage), alpha=numbers, alpha_target=numbers,
-    alpha_mode=st.sampled_from(AlphaMode), alpha_steps_total=small_ints, alpha_steps_done=small_ints, alpha_velocity=numbers,
-    alpha_algorithm=st.sampled_from(AlphaAlgorithm), tempo_epochs=small_ints, can_advance=st.booleans(),
-    can_fossilize=st.booleans(), can_retarget=st.booleans(), can_prune=st.booleans(), metrics=metrics)
+    SeedStateReport,
+    slot_id=st.just("r0c0"),
+    seed_id=st.just("s"),
+    blueprint_id=st.just("norm"),
+    blueprint_index=st.integers(0, 12),
+    stage=st.sampled_from(SeedStage),
+    alpha=numbers,
+    alpha_target=numbers,
+    alpha_mode=st.sampled_from(AlphaMode),
+    alpha_steps_total=small_ints,
+    alpha_steps_done=small_ints,
+    alpha_velocity=numbers,
+    alpha_algorithm=st.sampled_from(AlphaAlgorithm),
+    tempo_epochs=small_ints,
+    can_advance=st.booleans(),
+    can_fossilize=st.booleans(),
+    can_retarget=st.booleans(),
+    can_prune=st.booleans(),
+    metrics=metrics,
+)
 
 
 def test_every_number_of_both_dataclasses_has_a_column() -> None:
@@ -59,13 +80,23 @@ def test_columns_round_trip(report: SeedStateReport) -> None:
 
 @given(st.lists(st.sets(st.sampled_from(SLOTS.slot_ids)), max_size=4))
 def test_each_report_lands_in_its_env_and_slot(occupied: list[set[str]]) -> None:
-    table = stack_reports([
-        {s: example(SeedMetrics(params=10 * env + i + 1), s) for i, s in enumerate(SLOTS.slot_ids) if s in chosen}
-        for env, chosen in enumerate(occupied)], SLOTS)
+    table = stack_reports(
+        [
+            {
+                s: example(SeedMetrics(params=10 * env + i + 1), s)
+                for i, s in enumerate(SLOTS.slot_ids)
+                if s in chosen
+            }
+            for env, chosen in enumerate(occupied)
+        ],
+        SLOTS,
+    )
     assert table.shape == (len(occupied), 3)
     for env, chosen in enumerate(occupied):
         assert table["occupied"][env].tolist() == [slot_id in chosen for slot_id in SLOTS.slot_ids]
-        assert table["params"][env].tolist() == [10 * env + i + 1 if s in chosen else 0 for i, s in enumerate(SLOTS.slot_ids)]
+        assert table["params"][env].tolist() == [
+            10 * env + i + 1 if s in chosen else 0 for i, s in enumerate(SLOTS.slot_ids)
+        ]
 
 
 def test_an_empty_slot_is_dormant_unmeasured_and_else_zero() -> None:
@@ -138,7 +169,22 @@ def test_record_contribution() -> None:
 
 def example(seed: SeedMetrics, slot_id: str = "r0c0", *, total: int = 0, done: int = 0) -> SeedStateReport:
     return SeedStateReport(
-        slot_id=slot_id, seed_id="s", blueprint_id="norm", blueprint_index=3, stage=SeedStage.TRAINING,
-        alpha=0.0, alpha_target=1.0, alpha_mode=AlphaMode.HOLD, alpha_steps_total=total, alpha_steps_done=done,
-        alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=5, can_advance=False,
-        can_fossilize=False, can_retarget=False, can_prune=True, metrics=seed)
+        slot_id=slot_id,
+        seed_id="s",
+        blueprint_id="norm",
+        blueprint_index=3,
+        stage=SeedStage.TRAINING,
+        alpha=0.0,
+        alpha_target=1.0,
+        alpha_mode=AlphaMode.HOLD,
+        alpha_steps_total=total,
+        alpha_steps_done=done,
+        alpha_velocity=0.0,
+        alpha_algorithm=AlphaAlgorithm.ADD,
+        tempo_epochs=5,
+        can_advance=False,
+        can_fossilize=False,
+        can_retarget=False,
+        can_prune=True,
+        metrics=seed,
+    )

@@ -1,4 +1,5 @@
 """Stream seeds: stable for ever, the same in every process, and unrelated to each other."""
+
 from __future__ import annotations
 
 import os
@@ -21,19 +22,30 @@ counters = st.integers(0, 2**40)
 def test_pinned_values() -> None:
     # Independent of Python: printf '0/init/0/0/0' | b2sum -l 64, halved.
     assert stream_seed(0, "init") == 0xDD432CB9C5A33204 >> 1 == 7971818141109033218
-    assert stream_seed(42, "action", episode=7, env=3, counter=11) == 0x58081CF1D6585F6F >> 1 == 3171675950080077751
+    assert (
+        stream_seed(42, "action", episode=7, env=3, counter=11)
+        == 0x58081CF1D6585F6F >> 1
+        == 3171675950080077751
+    )
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
 def test_the_same_in_another_process(hash_seed: str) -> None:
     code = "from esper.leyline import stream_seed; print(stream_seed(42, 'action', episode=7, env=3, counter=11))"
-    found = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": hash_seed}, check=True,
-                           capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert int(found.stdout) == 3171675950080077751
 
 
 @given(counters, st.sampled_from(PURPOSES), counters, counters, counters)
-def test_63_bits_and_a_pure_function(root: int, purpose: Purpose, episode: int, env: int, counter: int) -> None:
+def test_63_bits_and_a_pure_function(
+    root: int, purpose: Purpose, episode: int, env: int, counter: int
+) -> None:
     seed = stream_seed(root, purpose, episode, env, counter)
     assert 0 <= seed < 2**63
     assert stream_seed(root, purpose, episode=episode, env=env, counter=counter) == seed

@@ -1,4 +1,5 @@
 """Slot ids, their numeric order, and the errors of slot configurations."""
+
 from __future__ import annotations
 
 import pytest
@@ -20,8 +21,10 @@ def test_format() -> None:
     assert format_slot_id(12, 345) == "r12c345"
 
 
-@pytest.mark.parametrize("slot_id", [
-    "", "r0", "c0", "r0c", "rc0", "0c0", "r-1c0", "R0C0", "r0c0 ", " r0c0", "r0c0\n", "r0c0x", "r0.5c1"])
+@pytest.mark.parametrize(
+    "slot_id",
+    ["", "r0", "c0", "r0c", "rc0", "0c0", "r-1c0", "R0C0", "r0c0 ", " r0c0", "r0c0\n", "r0c0x", "r0.5c1"],
+)
 def test_malformed_ids(slot_id: str) -> None:
     with pytest.raises(SlotIdError) as error:
         parse_slot_id(slot_id)
@@ -43,7 +46,12 @@ def test_from_ids_sorts_row_major_by_number(chosen: set[tuple[int, int]], random
 
 
 def test_ten_comes_after_two() -> None:
-    assert SlotConfig.from_ids(["r0c10", "r10c0", "r0c2", "r2c0"]).slot_ids == ("r0c2", "r0c10", "r2c0", "r10c0")
+    assert SlotConfig.from_ids(["r0c10", "r10c0", "r0c2", "r2c0"]).slot_ids == (
+        "r0c2",
+        "r0c10",
+        "r2c0",
+        "r10c0",
+    )
 
 
 @given(st.sets(positions, min_size=1, max_size=30))

@@ -1,4 +1,5 @@
 """The transition table against one written independently, and what is derived from it."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,8 +17,18 @@ from esper.leyline import (
     legal_ops,
 )
 
-VALUES = {"UNKNOWN": 0, "DORMANT": 1, "GERMINATED": 2, "TRAINING": 3, "BLENDING": 4, "HOLDING": 6, "FOSSILIZED": 7, "PRUNED": 8,
-          "EMBARGOED": 9, "RESETTING": 10}
+VALUES = {
+    "UNKNOWN": 0,
+    "DORMANT": 1,
+    "GERMINATED": 2,
+    "TRAINING": 3,
+    "BLENDING": 4,
+    "HOLDING": 6,
+    "FOSSILIZED": 7,
+    "PRUNED": 8,
+    "EMBARGOED": 9,
+    "RESETTING": 10,
+}
 
 # stage        op                to            gate   on entry
 TABLE = """
@@ -33,7 +44,10 @@ TABLE = """
   HOLDING      FOSSILIZE         FOSSILIZED    G5     PIN_ALPHA
   HOLDING      PRUNE             PRUNED        -      FREE
 """
-ROWS = {(stage, op): (to, gate, enter) for stage, op, to, gate, enter in (line.split() for line in TABLE.strip().splitlines())}
+ROWS = {
+    (stage, op): (to, gate, enter)
+    for stage, op, to, gate, enter in (line.split() for line in TABLE.strip().splitlines())
+}
 
 
 def test_stage_names_and_values() -> None:
@@ -54,13 +68,18 @@ def test_every_pair_of_stage_and_op(stage: str, op: str) -> None:
         to, gate, enter = ROWS[stage, op]
         assert found is not None
         assert (found.to, found.gate, found.on_enter) == (
-            SeedStage[to], None if gate == "-" else GateLevel[gate], OnEnter[enter])
+            SeedStage[to],
+            None if gate == "-" else GateLevel[gate],
+            OnEnter[enter],
+        )
 
 
 def test_clock() -> None:
     assert {(stage.name, step.to.name, step.gate, step.on_enter.name) for stage, step in CLOCK.items()} == {
-        ("PRUNED", "EMBARGOED", None, "NOTHING"), ("EMBARGOED", "RESETTING", None, "NOTHING"),
-        ("RESETTING", "DORMANT", None, "EMPTY")}
+        ("PRUNED", "EMBARGOED", None, "NOTHING"),
+        ("EMBARGOED", "RESETTING", None, "NOTHING"),
+        ("RESETTING", "DORMANT", None, "EMPTY"),
+    }
 
 
 def test_tables_cannot_be_changed() -> None:

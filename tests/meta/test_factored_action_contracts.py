@@ -1,4 +1,6 @@
-"""Pins the action space. The literals here are written by hand: a change of the contract must be made twice, on purpose."""
+"""Pins the action space. The literals here are written by hand: a change of the contract must be made twice,
+on purpose."""
+
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError, fields
@@ -12,8 +14,21 @@ from esper.leyline import AlphaAlgorithm, AlphaCurve, AlphaMode, BlueprintAction
 
 HEADS = {
     "slot": None,
-    "blueprint": ["NOOP", "CONV_LIGHT", "ATTENTION", "NORM", "DEPTHWISE", "BOTTLENECK", "CONV_SMALL", "CONV_HEAVY", "LORA",
-                  "LORA_LARGE", "MLP_SMALL", "MLP", "FLEX_ATTENTION"],
+    "blueprint": [
+        "NOOP",
+        "CONV_LIGHT",
+        "ATTENTION",
+        "NORM",
+        "DEPTHWISE",
+        "BOTTLENECK",
+        "CONV_SMALL",
+        "CONV_HEAVY",
+        "LORA",
+        "LORA_LARGE",
+        "MLP_SMALL",
+        "MLP",
+        "FLEX_ATTENTION",
+    ],
     "style": ["LINEAR_ADD", "LINEAR_MULTIPLY", "SIGMOID_ADD", "GATED_GATE"],
     "tempo": ["FAST", "STANDARD", "SLOW"],
     "alpha_target": ["HALF", "SEVENTY", "FULL"],
@@ -34,7 +49,16 @@ indices = st.tuples(*(st.integers(0, size - 1) for size in SIZES_WITH_THREE_SLOT
 
 
 def test_head_order_and_sizes() -> None:
-    assert leyline.HEAD_NAMES == ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
+    assert leyline.HEAD_NAMES == (
+        "slot",
+        "blueprint",
+        "style",
+        "tempo",
+        "alpha_target",
+        "alpha_speed",
+        "alpha_curve",
+        "op",
+    )
     assert leyline.NUM_HEADS == 8
     assert leyline.head_sizes(3) == SIZES_WITH_THREE_SLOTS
     assert leyline.head_sizes(50) == (50, 13, 4, 3, 3, 4, 5, 6)
@@ -63,58 +87,107 @@ def test_relevance_has_one_row_per_op() -> None:
 
 
 def test_op_constants_and_names() -> None:
-    assert (leyline.OP_WAIT, leyline.OP_GERMINATE, leyline.OP_SET_ALPHA_TARGET, leyline.OP_PRUNE, leyline.OP_FOSSILIZE,
-            leyline.OP_ADVANCE) == (0, 1, 2, 3, 4, 5)
+    assert (
+        leyline.OP_WAIT,
+        leyline.OP_GERMINATE,
+        leyline.OP_SET_ALPHA_TARGET,
+        leyline.OP_PRUNE,
+        leyline.OP_FOSSILIZE,
+        leyline.OP_ADVANCE,
+    ) == (0, 1, 2, 3, 4, 5)
     assert leyline.OP_NAMES == ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")
 
 
 def test_lookup_tables() -> None:
     assert leyline.STYLE_BLEND_IDS == ("linear", "linear", "sigmoid", "gated")
-    assert leyline.STYLE_ALPHA_ALGORITHMS == (AlphaAlgorithm.ADD, AlphaAlgorithm.MULTIPLY, AlphaAlgorithm.ADD,
-                                              AlphaAlgorithm.GATE)
-    assert leyline.STYLE_CURVES == (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
+    assert leyline.STYLE_ALPHA_ALGORITHMS == (
+        AlphaAlgorithm.ADD,
+        AlphaAlgorithm.MULTIPLY,
+        AlphaAlgorithm.ADD,
+        AlphaAlgorithm.GATE,
+    )
+    assert leyline.STYLE_CURVES == (
+        AlphaCurve.LINEAR,
+        AlphaCurve.LINEAR,
+        AlphaCurve.SIGMOID,
+        AlphaCurve.LINEAR,
+    )
     assert leyline.TEMPO_EPOCHS == (3, 5, 8)
     assert leyline.ALPHA_TARGET_VALUES == (0.5, 0.7, 1.0)
     assert leyline.ALPHA_SPEED_EPOCHS == (0, 3, 5, 8)
-    assert leyline.ALPHA_CURVE_VALUES == (AlphaCurve.LINEAR, AlphaCurve.COSINE, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID,
-                                          AlphaCurve.SIGMOID)
+    assert leyline.ALPHA_CURVE_VALUES == (
+        AlphaCurve.LINEAR,
+        AlphaCurve.COSINE,
+        AlphaCurve.SIGMOID,
+        AlphaCurve.SIGMOID,
+        AlphaCurve.SIGMOID,
+    )
     assert leyline.ALPHA_CURVE_STEEPNESS == (12.0, 12.0, 6.0, 12.0, 24.0)
 
 
-@pytest.mark.parametrize(("table", "head"), [
-    ("OP_NAMES", "op"), ("BLUEPRINT_IDS", "blueprint"), ("STYLE_BLEND_IDS", "style"), ("STYLE_ALPHA_ALGORITHMS", "style"),
-    ("STYLE_CURVES", "style"), ("TEMPO_EPOCHS", "tempo"), ("ALPHA_TARGET_VALUES", "alpha_target"),
-    ("ALPHA_SPEED_EPOCHS", "alpha_speed"), ("ALPHA_CURVE_VALUES", "alpha_curve"), ("ALPHA_CURVE_STEEPNESS", "alpha_curve"),
-])
+@pytest.mark.parametrize(
+    ("table", "head"),
+    [
+        ("OP_NAMES", "op"),
+        ("BLUEPRINT_IDS", "blueprint"),
+        ("STYLE_BLEND_IDS", "style"),
+        ("STYLE_ALPHA_ALGORITHMS", "style"),
+        ("STYLE_CURVES", "style"),
+        ("TEMPO_EPOCHS", "tempo"),
+        ("ALPHA_TARGET_VALUES", "alpha_target"),
+        ("ALPHA_SPEED_EPOCHS", "alpha_speed"),
+        ("ALPHA_CURVE_VALUES", "alpha_curve"),
+        ("ALPHA_CURVE_STEEPNESS", "alpha_curve"),
+    ],
+)
 def test_lookup_tables_cover_their_enum(table: str, head: str) -> None:
     enum = leyline.HEAD_ENUMS[leyline.HEAD_NAMES.index(head)]
     assert enum is not None
     assert len(getattr(leyline, table)) == len(enum)
 
 
-@pytest.mark.parametrize(("enum", "values"), [
-    (AlphaMode, {"HOLD": 0, "UP": 1, "DOWN": 2}),
-    (AlphaCurve, {"LINEAR": 1, "COSINE": 2, "SIGMOID": 3}),
-    (AlphaAlgorithm, {"ADD": 1, "MULTIPLY": 2, "GATE": 3}),
-])
+@pytest.mark.parametrize(
+    ("enum", "values"),
+    [
+        (AlphaMode, {"HOLD": 0, "UP": 1, "DOWN": 2}),
+        (AlphaCurve, {"LINEAR": 1, "COSINE": 2, "SIGMOID": 3}),
+        (AlphaAlgorithm, {"ADD": 1, "MULTIPLY": 2, "GATE": 3}),
+    ],
+)
 def test_alpha_enums(enum: type, values: dict[str, int]) -> None:
     assert {member.name: member.value for member in enum} == values
 
 
 def test_blueprint_ids() -> None:
-    assert leyline.BLUEPRINT_IDS == ("noop", "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small",
-                                     "conv_heavy", "lora", "lora_large", "mlp_small", "mlp", "flex_attention")
+    assert leyline.BLUEPRINT_IDS == (
+        "noop",
+        "conv_light",
+        "attention",
+        "norm",
+        "depthwise",
+        "bottleneck",
+        "conv_small",
+        "conv_heavy",
+        "lora",
+        "lora_large",
+        "mlp_small",
+        "mlp",
+        "flex_attention",
+    )
     assert leyline.BLUEPRINT_ID_TO_INDEX["flex_attention"] == 12
     assert [leyline.BLUEPRINT_ID_TO_INDEX[name] for name in leyline.BLUEPRINT_IDS] == list(range(13))
     with pytest.raises(TypeError):
         leyline.BLUEPRINT_ID_TO_INDEX["noop"] = 1  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("topology", "blueprints"), [
-    ("cnn", "NOOP NORM ATTENTION CONV_LIGHT DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"),
-    ("transformer", "NOOP NORM ATTENTION LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION"),
-    ("mlp", "NOOP NORM LORA LORA_LARGE MLP_SMALL MLP"),
-])
+@pytest.mark.parametrize(
+    ("topology", "blueprints"),
+    [
+        ("cnn", "NOOP NORM ATTENTION CONV_LIGHT DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"),
+        ("transformer", "NOOP NORM ATTENTION LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION"),
+        ("mlp", "NOOP NORM LORA LORA_LARGE MLP_SMALL MLP"),
+    ],
+)
 def test_blueprints_of_a_topology(topology: leyline.Topology, blueprints: str) -> None:
     assert leyline.BLUEPRINTS_BY_TOPOLOGY[topology] == {BlueprintAction[name] for name in blueprints.split()}
 

@@ -1,4 +1,6 @@
-"""Alert rules: each fires on a fault of its kind, at its streak and not before, and a log gives the alerts of its run."""
+"""Alert rules: each fires on a fault of its kind, at its streak and not before, and a log gives the alerts of
+its run."""
+
 from __future__ import annotations
 
 import math
@@ -12,9 +14,21 @@ from esper.nissa import Alert, AlertEngine, JsonlOutput, TelemetryError, Telemet
 from esper.nissa.alerts import RULES, Severity
 from memory_output import MemoryOutput
 
-PPO = {"skipped_steps": 0, "log_prob_drift": 1e-6, "optimizer_steps": 24, "grad_norm_max": 2.0, "grad_norm": 0.8, "entropy": 1.5,
-       "approx_kl_max": 0.04, "ratio_max": 1.6, "clip_fraction": 0.1, "value_loss": 0.3, "explained_variance": 0.4,
-       "choice_fraction": 0.9, "nonfinite_layers": None}
+PPO = {
+    "skipped_steps": 0,
+    "log_prob_drift": 1e-6,
+    "optimizer_steps": 24,
+    "grad_norm_max": 2.0,
+    "grad_norm": 0.8,
+    "entropy": 1.5,
+    "approx_kl_max": 0.04,
+    "ratio_max": 1.6,
+    "clip_fraction": 0.1,
+    "value_loss": 0.3,
+    "explained_variance": 0.4,
+    "choice_fraction": 0.9,
+    "nonfinite_layers": None,
+}
 BATCH = {"avg_reward": 0.6, "avg_accuracy": 70.0, "accuracy_drop": 0.01}
 ACTIONS = {"WAIT": 60, "GERMINATE": 20, "PRUNE": 10, "ADVANCE": 10}
 OUTCOMES = [{"germinated": 3, "fossilized": 1, "pruned": 1}] * 4
@@ -49,15 +63,26 @@ def event(kind: str, **data: Any) -> TelemetryEvent:
     return TelemetryEvent(event_type=TelemetryEventType(kind), data=data)
 
 
-def round_of(index: int, *, ppo: dict[str, Any] | None = None, batch: dict[str, Any] | None = None,
-             actions: dict[str, int] | None = None, successes: dict[str, int] | None = None, rollbacks: int = 0,
-             outcomes: list[dict[str, int]] | None = None) -> list[TelemetryEvent]:
+def round_of(
+    index: int,
+    *,
+    ppo: dict[str, Any] | None = None,
+    batch: dict[str, Any] | None = None,
+    actions: dict[str, int] | None = None,
+    successes: dict[str, int] | None = None,
+    rollbacks: int = 0,
+    outcomes: list[dict[str, int]] | None = None,
+) -> list[TelemetryEvent]:
     """A healthy round, but for what is given."""
     actions = actions or ACTIONS
     return [
         *(event("rollback", reason="collapse", loss=2.3, limit=2.2, amount=-0.1) for _ in range(rollbacks)),
         event("ppo_update", **{**PPO, **(ppo or {})}),
-        event("action_distribution", action_counts=actions, action_successes=actions if successes is None else successes),
+        event(
+            "action_distribution",
+            action_counts=actions,
+            action_successes=actions if successes is None else successes,
+        ),
         *(event("episode_outcome", **one) for one in (OUTCOMES if outcomes is None else outcomes)),
         event("batch_completed", **{**BATCH, "round_idx": index, **(batch or {})}),
     ]
@@ -92,13 +117,22 @@ def test_a_rule_fires_once_at_its_streak_and_again_after_recovery(code: str) -> 
 @pytest.mark.parametrize("code", [code for code, rule in BY_CODE.items() if rule.streak > 1])
 def test_a_healthy_round_breaks_the_streak(code: str) -> None:
     almost = [FAULTS[code]] * (BY_CODE[code].streak - 1)
-    assert raised([round_of(i, **fault) for i, fault in enumerate([*almost, {}, *almost, {}])]) == [[]] * (2 * len(almost) + 2)
+    assert raised([round_of(i, **fault) for i, fault in enumerate([*almost, {}, *almost, {}])]) == [[]] * (
+        2 * len(almost) + 2
+    )
 
 
 def test_an_alert_says_what_was_found() -> None:
-    alert, = evaluate(round_of(0, ppo={"skipped_steps": 2}))
-    assert alert == Alert("skipped_steps", Severity.ERROR, "ppo_update.skipped_steps", 2.0, 0, 1,
-                          "Loss or gradient was not finite; the step was not taken.")
+    (alert,) = evaluate(round_of(0, ppo={"skipped_steps": 2}))
+    assert alert == Alert(
+        "skipped_steps",
+        Severity.ERROR,
+        "ppo_update.skipped_steps",
+        2.0,
+        0,
+        1,
+        "Loss or gradient was not finite; the step was not taken.",
+    )
 
 
 def test_values_at_the_limit_are_sound() -> None:
@@ -126,7 +160,9 @@ def test_several_updates_in_a_round_count_one_by_one() -> None:
 
 def test_what_was_not_measured_is_not_judged() -> None:
     engine = AlertEngine()
-    engine.observe(TelemetryEventType.BATCH_COMPLETED, {"round_idx": 0, "avg_reward": 1.0, "accuracy_drop": None})
+    engine.observe(
+        TelemetryEventType.BATCH_COMPLETED, {"round_idx": 0, "avg_reward": 1.0, "accuracy_drop": None}
+    )
     assert engine.evaluated == {"nonfinite_metric"}
     for i in range(4):
         for e in round_of(i, ppo={"nonfinite_layers": 0}):
@@ -136,11 +172,20 @@ def test_what_was_not_measured_is_not_judged() -> None:
 
 def test_figures_of_fields_that_a_log_lacks_are_not_made_up() -> None:
     engine = AlertEngine()
-    for one in (event("action_distribution", action_counts=ACTIONS), event("episode_outcome", germinated=3),
-                event("episode_outcome", germinated=4, fossilized=1, pruned=1), event("batch_completed", **BATCH)):
+    for one in (
+        event("action_distribution", action_counts=ACTIONS),
+        event("episode_outcome", germinated=3),
+        event("episode_outcome", germinated=4, fossilized=1, pruned=1),
+        event("batch_completed", **BATCH),
+    ):
         engine.observe(one.event_type, one.data)
-    assert dict(engine.round) == {"nonfinite_metrics": 0.0, "wait_share": 0.6, "top_op_share": 0.5, "rollbacks_per_episode": 0.0,
-                                  "unfinished_share": 0.5}
+    assert dict(engine.round) == {
+        "nonfinite_metrics": 0.0,
+        "wait_share": 0.6,
+        "top_op_share": 0.5,
+        "rollbacks_per_episode": 0.0,
+        "unfinished_share": 0.5,
+    }
 
 
 def test_a_log_gives_the_alerts_of_its_run(tmp_path: Path) -> None:
@@ -165,8 +210,17 @@ def test_alert_events_are_passed_over() -> None:
     assert evaluate(e for _, e in memory.events) == []
 
 
-@pytest.mark.parametrize("line", [{"seq": 3}, {"seq": 3, "event_type": "party", "data": {}}, {"seq": 3, "event_type": "alert"},
-                                  {"seq": 3, "event_type": "alert", "data": [1]}])
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"seq": 3},
+        {"seq": 3, "event_type": "party", "data": {}},
+        {"seq": 3, "event_type": "alert"},
+        {"seq": 3, "event_type": "alert", "data": [1]},
+    ],
+)
 def test_a_foreign_line_is_named(line: dict[str, Any]) -> None:
-    with pytest.raises(TelemetryError, match=r"event 3: type .*allowed: run_started, run_ended, .*, with an object"):
+    with pytest.raises(
+        TelemetryError, match=r"event 3: type .*allowed: run_started, run_ended, .*, with an object"
+    ):
         evaluate([line])

@@ -1,4 +1,5 @@
 """The hub: order, gap-free numbers, levels, and events that are never lost in silence."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,9 +15,22 @@ from esper.nissa.hub import TelemetryError
 from memory_output import MemoryOutput
 
 LOWEST_LEVEL = {
-    "run_started": 1, "run_ended": 1, "batch_completed": 1, "ppo_update": 1, "action_distribution": 1, "episode_outcome": 1,
-    "rollback": 1, "alert": 1, "checkpoint": 1, "mask_hit_rates": 2, "seed_lifecycle": 2, "attribution": 2, "cf_unavailable": 2,
-    "last_action": 3, "reward_summary": 3, "throughput": 3,
+    "run_started": 1,
+    "run_ended": 1,
+    "batch_completed": 1,
+    "ppo_update": 1,
+    "action_distribution": 1,
+    "episode_outcome": 1,
+    "rollback": 1,
+    "alert": 1,
+    "checkpoint": 1,
+    "mask_hit_rates": 2,
+    "seed_lifecycle": 2,
+    "attribution": 2,
+    "cf_unavailable": 2,
+    "last_action": 3,
+    "reward_summary": 3,
+    "throughput": 3,
 }
 STEPS = {"last_action", "reward_summary", "throughput"}
 kinds = st.sampled_from(TelemetryEventType)
@@ -107,8 +121,9 @@ def test_numbers_have_no_gap_whatever_the_level_does(steps: list[tuple[Telemetry
 
 @pytest.mark.parametrize("level", [2, 3])
 @given(before=st.lists(kinds, max_size=20), after=st.lists(kinds, max_size=20))
-def test_a_checkpoint_cuts_log_and_tables_alike(level: int, before: list[TelemetryEventType],
-                                                after: list[TelemetryEventType]) -> None:
+def test_a_checkpoint_cuts_log_and_tables_alike(
+    level: int, before: list[TelemetryEventType], after: list[TelemetryEventType]
+) -> None:
     table = MemoryOutput(wants_step_events=True)
     hub = TelemetryHub([table], level=level)
     for kind in before:
@@ -117,7 +132,10 @@ def test_a_checkpoint_cuts_log_and_tables_alike(level: int, before: list[Telemet
     hub.emit(event("checkpoint"))
     for kind in after:
         hub.emit(event(kind))
-    assert [one.event_type for seq, one in table.events if seq <= cut] == [*before, TelemetryEventType.CHECKPOINT]
+    assert [one.event_type for seq, one in table.events if seq <= cut] == [
+        *before,
+        TelemetryEventType.CHECKPOINT,
+    ]
     assert [one.event_type for seq, one in table.events if seq > cut] == after
 
 
@@ -184,7 +202,9 @@ def test_the_round_under_way_is_stamped_on_events_that_name_none() -> None:
     hub.emit(event(i=1))
     hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, round_idx=7))
     assert [one.round_idx for _, one in memory.events] == [None, 3, 7]
-    assert memory.events[1][1] == TelemetryEvent(event_type=TelemetryEventType.PPO_UPDATE, data={"i": 1}, round_idx=3)
+    assert memory.events[1][1] == TelemetryEvent(
+        event_type=TelemetryEventType.PPO_UPDATE, data={"i": 1}, round_idx=3
+    )
 
 
 def test_outputs_of_one_run(tmp_path: Path) -> None:
@@ -219,8 +239,10 @@ def test_a_failing_run_still_closes_its_outputs(calls: list[tuple[object, ...]])
         _ = 1 / 0
     hub.emit(event(i=2))
     assert calls == [("a", "close")]
-    with pytest.raises(TelemetryError, match=r"close failed: Journal\(bad\)"), \
-            hub.attached(Journal("bad", calls, failing=True), Journal("b", calls)):
+    with (
+        pytest.raises(TelemetryError, match=r"close failed: Journal\(bad\)"),
+        hub.attached(Journal("bad", calls, failing=True), Journal("b", calls)),
+    ):
         pass
     assert calls[-1] == ("b", "close")
 
@@ -228,6 +250,8 @@ def test_a_failing_run_still_closes_its_outputs(calls: list[tuple[object, ...]])
 def test_exports() -> None:
     for name in nissa.__all__:
         assert getattr(nissa, name).__name__ == name
-    assert {"get_hub", "JsonlOutput", "ParquetOutput", "RunDirectory", "BlueprintAnalytics"} <= set(nissa.__all__)
+    assert {"get_hub", "JsonlOutput", "ParquetOutput", "RunDirectory", "BlueprintAnalytics"} <= set(
+        nissa.__all__
+    )
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = nissa.no_such_name

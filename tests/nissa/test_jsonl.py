@@ -1,4 +1,5 @@
 """The event log: what a line holds, what survives a kill, and what a reader refuses."""
+
 from __future__ import annotations
 
 import enum
@@ -43,12 +44,27 @@ def log(tmp_path: Path) -> Path:
 
 def test_a_line(log: Path) -> None:
     before = time.time()
-    written(log, TelemetryEvent(event_type=TelemetryEventType.SEED_LIFECYCLE, data={"alpha": 0.25, "note": "π"}, env_id=0,
-                                epoch=7, slot_id="r0c1"), event("run_ended"))
+    written(
+        log,
+        TelemetryEvent(
+            event_type=TelemetryEventType.SEED_LIFECYCLE,
+            data={"alpha": 0.25, "note": "π"},
+            env_id=0,
+            epoch=7,
+            slot_id="r0c1",
+        ),
+        event("run_ended"),
+    )
     first, second = (orjson.loads(line) for line in log.read_bytes().splitlines())
     assert before <= first.pop("t_wall") <= second.pop("t_wall") <= time.time()
-    assert first == {"seq": 0, "event_type": "seed_lifecycle", "env_id": 0, "epoch": 7, "slot_id": "r0c1",
-                     "data": {"alpha": 0.25, "note": "π"}}
+    assert first == {
+        "seq": 0,
+        "event_type": "seed_lifecycle",
+        "env_id": 0,
+        "epoch": 7,
+        "slot_id": "r0c1",
+        "data": {"alpha": 0.25, "note": "π"},
+    }
     assert second == {"seq": 1, "event_type": "run_ended", "data": {}}
 
 
@@ -56,31 +72,72 @@ class Colour(enum.Enum):
     RED = "red"
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (np.float32(0.5), 0.5), (np.float64(0.1), 0.1), (np.int64(-3), -3), (np.bool_(True), True), (np.str_("x"), "x"),
-    (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]), (np.array(2.5), 2.5),
-    (SeedStage.HOLDING, 6), (TelemetryEventType.ALERT, "alert"), (Colour.RED, "red"),
-    ({LifecycleOp.PRUNE: 2}, {"3": 2}), ({TelemetryEventType.ALERT: 1}, {"alert": 1}), ({7: "x"}, {"7": "x"}),
-    (None, None), (True, True), (2**63, 2**63), ([1, [2, (3,)]], [1, [2, [3]]]),
-])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.float64(0.1), 0.1),
+        (np.int64(-3), -3),
+        (np.bool_(True), True),
+        (np.str_("x"), "x"),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (np.array(2.5), 2.5),
+        (SeedStage.HOLDING, 6),
+        (TelemetryEventType.ALERT, "alert"),
+        (Colour.RED, "red"),
+        ({LifecycleOp.PRUNE: 2}, {"3": 2}),
+        ({TelemetryEventType.ALERT: 1}, {"alert": 1}),
+        ({7: "x"}, {"7": "x"}),
+        (None, None),
+        (True, True),
+        (2**63, 2**63),
+        ([1, [2, (3,)]], [1, [2, [3]]]),
+    ],
+)
 def test_values(log: Path, value: object, expected: object) -> None:
-    line, = written(log, event(value=value))
+    (line,) = written(log, event(value=value))
     assert line["data"] == {"value": expected}
     assert type(line["data"]["value"]) is type(expected)
     assert "nonfinite" not in line
 
 
 def test_nonfinite_floats_are_null_and_named(log: Path) -> None:
-    line, = written(log, event(
-        loss=math.nan, fine=1.0, missing=None, layers=[{"norm": math.inf}, {"norm": 2.0}],
-        limits=(-math.inf,), array=np.array([1.0, math.nan]), scalar=np.float32("inf")))
-    assert line["data"] == {"loss": None, "fine": 1.0, "missing": None, "layers": [{"norm": None}, {"norm": 2.0}],
-                            "limits": [None], "array": [1.0, None], "scalar": None}
-    assert line["nonfinite"] == ["data.loss", "data.layers.0.norm", "data.limits.0", "data.array.1", "data.scalar"]
+    (line,) = written(
+        log,
+        event(
+            loss=math.nan,
+            fine=1.0,
+            missing=None,
+            layers=[{"norm": math.inf}, {"norm": 2.0}],
+            limits=(-math.inf,),
+            array=np.array([1.0, math.nan]),
+            scalar=np.float32("inf"),
+        ),
+    )
+    assert line["data"] == {
+        "loss": None,
+        "fine": 1.0,
+        "missing": None,
+        "layers": [{"norm": None}, {"norm": 2.0}],
+        "limits": [None],
+        "array": [1.0, None],
+        "scalar": None,
+    }
+    assert line["nonfinite"] == [
+        "data.loss",
+        "data.layers.0.norm",
+        "data.limits.0",
+        "data.array.1",
+        "data.scalar",
+    ]
 
 
-trees = st.recursive(st.none() | st.booleans() | st.integers(-2**63, 2**63 - 1) | st.floats() | st.text(max_size=5),
-                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=4))
+trees = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=4)
+    ),
+)
 
 
 def bad_leaves(value: object, path: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -93,7 +150,11 @@ def bad_leaves(value: object, path: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 def agrees(sent: object, found: object) -> bool:
     if isinstance(sent, dict):
-        return isinstance(found, dict) and sent.keys() == found.keys() and all(agrees(sent[k], found[k]) for k in sent)
+        return (
+            isinstance(found, dict)
+            and sent.keys() == found.keys()
+            and all(agrees(sent[k], found[k]) for k in sent)
+        )
     if isinstance(sent, list):
         return isinstance(found, list) and len(sent) == len(found) and all(map(agrees, sent, found))
     if isinstance(sent, float) and not math.isfinite(sent):
@@ -105,20 +166,29 @@ def agrees(sent: object, found: object) -> bool:
 @given(st.dictionaries(st.text("xyz", min_size=1, max_size=3), trees, max_size=4))
 def test_any_data_comes_back(data: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        line, = written(Path(folder) / "events.jsonl", TelemetryEvent(event_type=TelemetryEventType.ALERT, data=data))
+        (line,) = written(
+            Path(folder) / "events.jsonl", TelemetryEvent(event_type=TelemetryEventType.ALERT, data=data)
+        )
     assert agrees(data, line["data"])
     assert line.get("nonfinite", []) == [".".join(path) for path in bad_leaves(data, ("data",))]
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    ({"loss": object()}, "data.loss is a object"), ({"a": [{"b": 1j}]}, "data.a.0.b is a complex"),
-    ({"a": {("x", "y"): 1}}, "key"), ({"a": 2**70}, "64-bit"),
-])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"loss": object()}, "data.loss is a object"),
+        ({"a": [{"b": 1j}]}, "data.a.0.b is a complex"),
+        ({"a": {("x", "y"): 1}}, "key"),
+        ({"a": 2**70}, "64-bit"),
+    ],
+)
 def test_values_the_log_cannot_hold(log: Path, data: dict[str, Any], message: str) -> None:
     output = JsonlOutput(log)
     hub = TelemetryHub([output])
     hub.emit(event())
-    with pytest.raises(TelemetryError, match=rf"event 1 \(alert\) was not recorded: .*events.jsonl.*{message}"):
+    with pytest.raises(
+        TelemetryError, match=rf"event 1 \(alert\) was not recorded: .*events.jsonl.*{message}"
+    ):
         hub.emit(TelemetryEvent(event_type=TelemetryEventType.ALERT, data=data))
     with pytest.raises(TelemetryError, match="expected event 1, got 2"):
         hub.emit(event())
@@ -127,9 +197,14 @@ def test_values_the_log_cannot_hold(log: Path, data: dict[str, Any], message: st
 
 
 def test_step_events_enter_the_log_only_at_debug(log: Path, tmp_path: Path) -> None:
-    sent = [event(kind) for kind in ("run_started", "last_action", "throughput", "ppo_update", "reward_summary", "run_ended")]
+    sent = [
+        event(kind)
+        for kind in ("run_started", "last_action", "throughput", "ppo_update", "reward_summary", "run_ended")
+    ]
     assert [line["event_type"] for line in written(log, *sent)] == ["run_started", "ppo_update", "run_ended"]
-    assert [line["event_type"] for line in written(tmp_path / "debug.jsonl", *sent, level=3)] == [one.event_type for one in sent]
+    assert [line["event_type"] for line in written(tmp_path / "debug.jsonl", *sent, level=3)] == [
+        one.event_type for one in sent
+    ]
 
 
 def test_a_hundred_thousand_lines_without_a_gap(log: Path) -> None:
@@ -205,7 +280,9 @@ def test_kill_leaves_a_valid_prefix(log: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     lines = list(read_events(log))
     assert len(lines) >= 1000
-    assert [(line["seq"], line["data"]) for line in lines] == [(i, {"i": i, "text": "x" * (i % 300)}) for i in range(len(lines))]
+    assert [(line["seq"], line["data"]) for line in lines] == [
+        (i, {"i": i, "text": "x" * (i % 300)}) for i in range(len(lines))
+    ]
     assert len(written(log, event())) == len(lines) + 1
 
 
@@ -215,17 +292,20 @@ def test_what_was_flushed_survives_a_kill(log: Path) -> None:
     assert len(list(read_events(log))) == 1000
 
 
-@pytest.mark.parametrize(("damage", "message"), [
-    (lambda lines: [lines[0], b"garbage\n", *lines[2:]], "line 2: not JSON"),
-    (lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]], "line 2: not JSON"),
-    (lambda lines: [*lines[:2], b"\0" * 20 + b"\n"], "line 3: not JSON"),
-    (lambda lines: [lines[0], b"\n", *lines[1:]], "line 2: not JSON"),
-    (lambda lines: [lines[0], b"[1]\n", *lines[2:]], r"line 2: .*\[1\].* is not an event"),
-    (lambda lines: [lines[0], b'{"a":1}\n', *lines[2:]], "line 2: .* is not an event"),
-    (lambda lines: [lines[0], lines[2]], "line 2: event 2 where event 1 was expected"),
-    (lambda lines: [lines[0], lines[0]], "line 2: event 0 where event 1 was expected"),
-    (lambda lines: lines[1:], "line 1: event 1 where event 0 was expected"),
-])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [lines[0], b"garbage\n", *lines[2:]], "line 2: not JSON"),
+        (lambda lines: [lines[0], lines[1][:-9] + b"\n", *lines[2:]], "line 2: not JSON"),
+        (lambda lines: [*lines[:2], b"\0" * 20 + b"\n"], "line 3: not JSON"),
+        (lambda lines: [lines[0], b"\n", *lines[1:]], "line 2: not JSON"),
+        (lambda lines: [lines[0], b"[1]\n", *lines[2:]], r"line 2: .*\[1\].* is not an event"),
+        (lambda lines: [lines[0], b'{"a":1}\n', *lines[2:]], "line 2: .* is not an event"),
+        (lambda lines: [lines[0], lines[2]], "line 2: event 2 where event 1 was expected"),
+        (lambda lines: [lines[0], lines[0]], "line 2: event 0 where event 1 was expected"),
+        (lambda lines: lines[1:], "line 1: event 1 where event 0 was expected"),
+    ],
+)
 def test_damage_is_an_error_with_its_line(log: Path, damage: Any, message: str) -> None:
     written(log, event(), event(), event())
     log.write_bytes(b"".join(damage(log.read_bytes().splitlines(keepends=True))))
@@ -233,7 +313,9 @@ def test_damage_is_an_error_with_its_line(log: Path, damage: Any, message: str) 
         list(read_events(log))
 
 
-@pytest.mark.parametrize("content", [b"a poem\nof mine\n", b"no newline at all", b'{"seq":0}\nhandwritten', b'{"other":1}'])
+@pytest.mark.parametrize(
+    "content", [b"a poem\nof mine\n", b"no newline at all", b'{"seq":0}\nhandwritten', b'{"other":1}']
+)
 def test_a_foreign_file_is_left_alone(log: Path, content: bytes) -> None:
     log.write_bytes(content)
     with pytest.raises(TelemetryError, match=r"events\.jsonl"):
@@ -271,7 +353,9 @@ def test_a_full_disk_is_heard() -> None:
     output = JsonlOutput("/dev/full")
     hub = TelemetryHub([output])
     hub.emit(event())
-    with pytest.raises(TelemetryError, match=r"flush failed: JsonlOutput\('/dev/full'\): OSError.*No space left"):
+    with pytest.raises(
+        TelemetryError, match=r"flush failed: JsonlOutput\('/dev/full'\): OSError.*No space left"
+    ):
         hub.flush()
     with pytest.raises(TelemetryError, match=r"event 1 .*No space left"):
         hub.emit(event(text="x" * 100_000))

@@ -1,4 +1,6 @@
-"""The metric registry: complete, consistent with what the code records, and the source of docs/telemetry.md."""
+"""The metric registry: complete, consistent with what the code records, and the source of
+docs/telemetry.md."""
+
 from __future__ import annotations
 
 from dataclasses import fields
@@ -37,7 +39,14 @@ def test_every_field_says_what_it_is() -> None:
 
 def test_limits() -> None:
     metric = Metric("x", "m", "An x.", low=-1.0, high=2.0)
-    assert [metric.fault(v) for v in (-1.1, -1.0, 0.0, 2.0, 2.1, float("nan"))] == [True, False, False, False, True, False]
+    assert [metric.fault(v) for v in (-1.1, -1.0, 0.0, 2.0, 2.1, float("nan"))] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
     assert not Metric("x", "m", "An x.").fault(1e300)
 
 

@@ -1,4 +1,6 @@
-"""The run directory: what it holds, what survives a kill, exact truncation, and errors that say what is wrong."""
+"""The run directory: what it holds, what survives a kill, exact truncation, and errors that say what is
+wrong."""
+
 from __future__ import annotations
 
 import json
@@ -19,27 +21,45 @@ from hypothesis import strategies as st
 from esper.leyline import STEP_TABLES, TelemetryEvent, TelemetryEventType
 from esper.nissa import JsonlOutput, RunDirectory, TelemetryError, TelemetryHub
 
-KINDS = [TelemetryEventType.LAST_ACTION, TelemetryEventType.THROUGHPUT, TelemetryEventType.SEED_LIFECYCLE,
-         TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT]
+KINDS = [
+    TelemetryEventType.LAST_ACTION,
+    TelemetryEventType.THROUGHPUT,
+    TelemetryEventType.SEED_LIFECYCLE,
+    TelemetryEventType.BATCH_COMPLETED,
+    TelemetryEventType.CHECKPOINT,
+]
 
 
-def event(kind: str | TelemetryEventType = "ppo_update", env_id: int | None = None, **data: Any) -> TelemetryEvent:
+def event(
+    kind: str | TelemetryEventType = "ppo_update", env_id: int | None = None, **data: Any
+) -> TelemetryEvent:
     return TelemetryEvent(event_type=TelemetryEventType(kind), env_id=env_id, data=data)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory.create(tmp_path / "run", config={"task": "digits_shift", "rounds": 3}, command=["esper", "train"])
+    return RunDirectory.create(
+        tmp_path / "run", config={"task": "digits_shift", "rounds": 3}, command=["esper", "train"]
+    )
 
 
 def content(run: RunDirectory) -> dict[str, Any]:
     """Everything but the times."""
     strip = [{k: v for k, v in e.items() if k != "t_wall"} for e in run.events()]
-    return {"events": strip, **{t: run.table(t).drop_columns("t_wall").to_pylist() for t in STEP_TABLES.values()}}
+    return {
+        "events": strip,
+        **{t: run.table(t).drop_columns("t_wall").to_pylist() for t in STEP_TABLES.values()},
+    }
 
 
 def test_a_new_directory(run: RunDirectory) -> None:
-    assert {p.name for p in run.path.iterdir()} == {"run.json", "config.json", "events.jsonl", "tables", "checkpoints"}
+    assert {p.name for p in run.path.iterdir()} == {
+        "run.json",
+        "config.json",
+        "events.jsonl",
+        "tables",
+        "checkpoints",
+    }
     info = json.loads((run.path / "run.json").read_text())
     assert info["command"] == ["esper", "train"]
     assert abs((datetime.now().astimezone() - datetime.fromisoformat(info["started"])).total_seconds()) < 60
@@ -51,7 +71,9 @@ def test_a_new_directory(run: RunDirectory) -> None:
 
 def test_git_commit(run: RunDirectory) -> None:
     here = Path(__file__).parent
-    head = subprocess.run(["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    head = subprocess.run(
+        ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     if head.returncode:
         pytest.skip("not a git checkout")
     assert run.info["git"]["commit"] == head.stdout.strip()
@@ -69,7 +91,10 @@ def test_an_empty_directory_will_do(tmp_path: Path) -> None:
 
 def test_an_existing_run_is_not_overwritten(run: RunDirectory) -> None:
     before = (run.path / "run.json").read_bytes()
-    with pytest.raises(TelemetryError, match=r"run directory .*run is not empty, it holds checkpoints, config\.json, .*resume"):
+    with pytest.raises(
+        TelemetryError,
+        match=r"run directory .*run is not empty, it holds checkpoints, config\.json, .*resume",
+    ):
         RunDirectory.create(run.path, config={})
     assert (run.path / "run.json").read_bytes() == before
 
@@ -82,14 +107,20 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "missing")
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("run.json", "", r"run\.json: not JSON"), ("run.json", '{"format": 1,', r"run\.json: not JSON"),
-    ("run.json", "[1]", r"run\.json: holds list, must hold an object"),
-    ("run.json", '{"format": 99}', r"run\.json: format is 99, this version reads 1"),
-    ("run.json", "{}", r"run\.json: format is None"), ("run.json", None, r"not a run directory: run\.json: No such"),
-    ("config.json", "}", r"config\.json: not JSON"), ("config.json", None, r"config\.json: No such file"),
-    ("events.jsonl", None, r"not a whole run directory: events\.jsonl is missing"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.json", "", r"run\.json: not JSON"),
+        ("run.json", '{"format": 1,', r"run\.json: not JSON"),
+        ("run.json", "[1]", r"run\.json: holds list, must hold an object"),
+        ("run.json", '{"format": 99}', r"run\.json: format is 99, this version reads 1"),
+        ("run.json", "{}", r"run\.json: format is None"),
+        ("run.json", None, r"not a run directory: run\.json: No such"),
+        ("config.json", "}", r"config\.json: not JSON"),
+        ("config.json", None, r"config\.json: No such file"),
+        ("events.jsonl", None, r"not a whole run directory: events\.jsonl is missing"),
+    ],
+)
 def test_damaged_directories(run: RunDirectory, name: str, text: str | None, message: str) -> None:
     if text is None:
         (run.path / name).unlink()
@@ -110,7 +141,8 @@ def test_one_writer_at_a_time(run: RunDirectory) -> None:
 
 
 def write(run: RunDirectory, kinds: list[TelemetryEventType], level: int, rounds: list[int]) -> int:
-    """Emit the events, each with its place in the list, and return the number that the next one would have."""
+    """Emit the events, each with its place in the list, and return the number that the next one would
+    have."""
     with TelemetryHub(level=level).attached(*run.outputs()) as hub:
         for i, (kind, hub.round_idx) in enumerate(zip(kinds, rounds, strict=True)):
             hub.emit(event(kind, env_id=i))
@@ -119,19 +151,24 @@ def write(run: RunDirectory, kinds: list[TelemetryEventType], level: int, rounds
 
 @pytest.mark.parametrize("level", [1, 2, 3])
 @settings(max_examples=12)
-@given(before=st.lists(st.sampled_from(KINDS), max_size=12), after=st.lists(st.sampled_from(KINDS), max_size=12),
-       announced=st.booleans())
-def test_truncation_is_exact(level: int, before: list[TelemetryEventType], after: list[TelemetryEventType],
-                             announced: bool) -> None:
-    """A run that went on past a checkpoint, cut back to it, is the run that stopped there; cutting twice changes nothing."""
+@given(
+    before=st.lists(st.sampled_from(KINDS), max_size=12),
+    after=st.lists(st.sampled_from(KINDS), max_size=12),
+    announced=st.booleans(),
+)
+def test_truncation_is_exact(
+    level: int, before: list[TelemetryEventType], after: list[TelemetryEventType], announced: bool
+) -> None:
+    """A run that went on past a checkpoint, cut back to it, is the run that stopped there; cutting twice
+    changes nothing."""
     announcement = [TelemetryEventType.CHECKPOINT] if announced or after else []
     rounds = [i // 5 for i in range(30)]
     with tempfile.TemporaryDirectory() as folder:
         short, long = (RunDirectory.create(Path(folder) / name, config={}) for name in ("short", "long"))
-        seq = write(short, before, level, rounds[:len(before)])
-        write(short, announcement, level, rounds[len(before):][:len(announcement)])
+        seq = write(short, before, level, rounds[: len(before)])
+        write(short, announcement, level, rounds[len(before) :][: len(announcement)])
         kinds = [*before, *announcement, *after]
-        write(long, kinds, level, rounds[:len(kinds)])
+        write(long, kinds, level, rounds[: len(kinds)])
         for _ in range(2):
             RunDirectory.resume(long.path, seq)
             # env ids count from 0 in each call of `write`
@@ -163,13 +200,18 @@ def test_a_resumed_run_leaves_the_log_of_one_that_was_never_stopped(tmp_path: Pa
 
 
 def test_steps_after_a_checkpoint_that_was_not_announced(tmp_path: Path) -> None:
-    """Epochs in which nothing but steps happened, so that all of them have one position; stopped and killed in turn."""
+    """Epochs in which nothing but steps happened, so that all of them have one position; stopped and killed
+    in turn."""
     run = RunDirectory.create(tmp_path / "run", config={})
 
     def play(first: int, last: int, *, end: str | None = None) -> int:
         with TelemetryHub().attached(*run.outputs()) as hub:
             for epoch in range(first, last):
-                hub.emit(TelemetryEvent(event_type=TelemetryEventType.THROUGHPUT, round_idx=epoch // 4, epoch=epoch % 4 + 1))
+                hub.emit(
+                    TelemetryEvent(
+                        event_type=TelemetryEventType.THROUGHPUT, round_idx=epoch // 4, epoch=epoch % 4 + 1
+                    )
+                )
             seq = hub.next_seq
             if end is not None:
                 hub.emit(event(end))
@@ -192,7 +234,9 @@ def test_steps_after_a_checkpoint_that_was_not_announced(tmp_path: Path) -> None
 def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
     write(run, [TelemetryEventType.ROLLBACK] * 3, 2, [0] * 3)
     before = run.log.read_bytes()
-    with pytest.raises(TelemetryError, match=r"event 3 is missing, but the checkpoint counts on events 0 to 4"):
+    with pytest.raises(
+        TelemetryError, match=r"event 3 is missing, but the checkpoint counts on events 0 to 4"
+    ):
         RunDirectory.resume(run.path, 5)
     assert run.log.read_bytes() == before
     run.log.write_bytes(before.replace(b'{"seq":1', b'{"seq":7'))
@@ -201,8 +245,12 @@ def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
 
 
 def test_a_burst_of_a_hundred_thousand_events_without_loss(run: RunDirectory) -> None:
-    kinds = [TelemetryEventType.LAST_ACTION, TelemetryEventType.REWARD_SUMMARY, TelemetryEventType.THROUGHPUT,
-             TelemetryEventType.ROLLBACK]
+    kinds = [
+        TelemetryEventType.LAST_ACTION,
+        TelemetryEventType.REWARD_SUMMARY,
+        TelemetryEventType.THROUGHPUT,
+        TelemetryEventType.ROLLBACK,
+    ]
     with TelemetryHub().attached(*run.outputs()) as hub:
         for i in range(100_000):
             hub.round_idx = i // 20_000
@@ -238,8 +286,11 @@ with TelemetryHub().attached(*run.outputs()) as hub:
 
 
 def kill_a_writer(run: RunDirectory, delay: float) -> None:
-    """After its first round, at a moment of its own; what it reported as flushed must be there, and the rest a prefix."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(run.path)], stdout=subprocess.PIPE, text=True)
+    """After its first round, at a moment of its own; what it reported as flushed must be there, and the rest
+    a prefix."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(run.path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "0\n"
     time.sleep(delay)

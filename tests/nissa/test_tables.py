@@ -1,4 +1,6 @@
-"""Step events as Parquet rows: every row equals its event, files are whole, and nothing is converted in silence."""
+"""Step events as Parquet rows: every row equals its event, files are whole, and nothing is converted in
+silence."""
+
 from __future__ import annotations
 
 import io
@@ -25,8 +27,11 @@ from esper.nissa.tables import read_table, truncate_tables
 
 texts = st.text("abcπ", max_size=4)
 VALUES = {
-    FieldKind.FLOAT: st.floats() | st.integers(-5, 5).map(float), FieldKind.INT: st.integers(-2**63, 2**63 - 1),
-    FieldKind.FLAG: st.booleans(), FieldKind.TEXT: texts, FieldKind.TEXTS: st.lists(texts, max_size=3),
+    FieldKind.FLOAT: st.floats() | st.integers(-5, 5).map(float),
+    FieldKind.INT: st.integers(-(2**63), 2**63 - 1),
+    FieldKind.FLAG: st.booleans(),
+    FieldKind.TEXT: texts,
+    FieldKind.TEXTS: st.lists(texts, max_size=3),
     FieldKind.NUMBERS: st.dictionaries(texts, st.floats(), max_size=3),
     FieldKind.COUNTS: st.dictionaries(texts, st.integers(0, 9), max_size=3),
     FieldKind.FLAGS: st.dictionaries(texts, st.booleans(), max_size=3),
@@ -36,13 +41,24 @@ VALUES = {
 @st.composite
 def step_events(draw: st.DrawFn) -> TelemetryEvent:
     kind = draw(st.sampled_from(sorted(STEP_TABLES)))
-    data = draw(st.fixed_dictionaries({}, optional={f.name: st.none() | VALUES[f.kind] for f in EVENTS[kind].fields}))
-    return TelemetryEvent(event_type=kind, data=data, round_idx=draw(st.integers(0, 2)), env_id=draw(st.integers(0, 3)),
-                          device="cpu", epoch=draw(st.none() | st.integers(1, 9)), slot_id=draw(st.sampled_from([None, "r0c0"])))
+    data = draw(
+        st.fixed_dictionaries({}, optional={f.name: st.none() | VALUES[f.kind] for f in EVENTS[kind].fields})
+    )
+    return TelemetryEvent(
+        event_type=kind,
+        data=data,
+        round_idx=draw(st.integers(0, 2)),
+        env_id=draw(st.integers(0, 3)),
+        device="cpu",
+        epoch=draw(st.none() | st.integers(1, 9)),
+        slot_id=draw(st.sampled_from([None, "r0c0"])),
+    )
 
 
 def action(i: int = 0, round_idx: int | None = 0, **data: Any) -> TelemetryEvent:
-    return TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, round_idx=round_idx, env_id=i, data={"op": "WAIT", **data})
+    return TelemetryEvent(
+        event_type=TelemetryEventType.LAST_ACTION, round_idx=round_idx, env_id=i, data={"op": "WAIT", **data}
+    )
 
 
 def end(kind: str = "batch_completed") -> TelemetryEvent:
@@ -55,7 +71,9 @@ def same(a: Any, b: Any) -> bool:
 
 def equal(sent: Any, found: Any) -> bool:
     if isinstance(sent, dict):  # a map column comes back as pairs
-        return len(sent) == len(found) and all(a == k and same(b, v) for (a, b), (k, v) in zip(sent.items(), found, strict=True))
+        return len(sent) == len(found) and all(
+            a == k and same(b, v) for (a, b), (k, v) in zip(sent.items(), found, strict=True)
+        )
     return same(sent, found)
 
 
@@ -84,13 +102,21 @@ def test_one_file_per_round_and_table(tmp_path: Path) -> None:
         output.emit(round_idx, action(round_idx=round_idx))
         assert len(list(tmp_path.iterdir())) == min(round_idx, 2)
         output.emit(round_idx, end())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["steps-00000.parquet", "steps-00001.parquet", "steps-100000.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "steps-00000.parquet",
+        "steps-00001.parquet",
+        "steps-100000.parquet",
+    ]
     assert read_table(tmp_path, "steps")["round_idx"].to_pylist() == [0, 1, 100_000]
     assert read_table(tmp_path, "rewards").num_rows == 0
-    assert duckdb.sql(f"select count(*), max(round_idx) from '{tmp_path}/steps-*.parquet'").fetchall() == [(3, 100_000)]
+    assert duckdb.sql(f"select count(*), max(round_idx) from '{tmp_path}/steps-*.parquet'").fetchall() == [
+        (3, 100_000)
+    ]
 
 
-@pytest.mark.parametrize("write", [lambda o: o.flush(), lambda o: o.emit(9, end("checkpoint")), lambda o: o.close()])
+@pytest.mark.parametrize(
+    "write", [lambda o: o.flush(), lambda o: o.emit(9, end("checkpoint")), lambda o: o.close()]
+)
 def test_a_round_may_be_written_in_parts(tmp_path: Path, write: Any) -> None:
     for first in (0, 3):  # the second part by another process
         output = ParquetOutput(tmp_path)
@@ -114,9 +140,17 @@ def test_what_is_unmeasured_and_what_is_not_finite_stay_apart(tmp_path: Path) ->
 
 def test_numpy_values(tmp_path: Path) -> None:
     output = ParquetOutput(tmp_path)
-    output.emit(0, action(value=np.float32(0.1), tempo=np.int64(3), executed=np.bool_(True), op_probs={"WAIT": np.float64(0.5)}))
+    output.emit(
+        0,
+        action(
+            value=np.float32(0.1),
+            tempo=np.int64(3),
+            executed=np.bool_(True),
+            op_probs={"WAIT": np.float64(0.5)},
+        ),
+    )
     output.close()
-    row, = read_table(tmp_path, "steps").to_pylist()
+    (row,) = read_table(tmp_path, "steps").to_pylist()
     assert (row["value"], row["tempo"], row["executed"]) == (float(np.float32(0.1)), 3, True)
     assert row["op_probs"] == [("WAIT", 0.5)]
 
@@ -130,12 +164,20 @@ def test_later_changes_of_a_payload_do_not_reach_the_table(tmp_path: Path) -> No
     assert read_table(tmp_path, "steps")["reward"].to_pylist() == [1.0]
 
 
-@pytest.mark.parametrize(("data", "message"), [
-    ({"reward": torch.tensor(1.0)}, "column reward holds double"), ({"tempo": 1.5}, "column tempo holds int64"),
-    ({"op": 3}, "column op holds string"), ({"executed": 1}, "column executed holds bool"), ({"tempo": 2**70}, "column tempo"),
-    ({"stages": {"r0c0": 1.5}}, "column stages holds map"), ({"stages": [1]}, "column stages holds map"),
-    ({"op_probs": [1.0]}, "column op_probs holds map"), ({"op_probs": {"WAIT": "x"}}, "column op_probs holds map"),
-])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"reward": torch.tensor(1.0)}, "column reward holds double"),
+        ({"tempo": 1.5}, "column tempo holds int64"),
+        ({"op": 3}, "column op holds string"),
+        ({"executed": 1}, "column executed holds bool"),
+        ({"tempo": 2**70}, "column tempo"),
+        ({"stages": {"r0c0": 1.5}}, "column stages holds map"),
+        ({"stages": [1]}, "column stages holds map"),
+        ({"op_probs": [1.0]}, "column op_probs holds map"),
+        ({"op_probs": {"WAIT": "x"}}, "column op_probs holds map"),
+    ],
+)
 def test_values_that_a_column_cannot_hold(tmp_path: Path, data: dict[str, Any], message: str) -> None:
     hub = TelemetryHub([ParquetOutput(tmp_path)])
     hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, round_idx=0, data=data))
@@ -146,7 +188,10 @@ def test_values_that_a_column_cannot_hold(tmp_path: Path, data: dict[str, Any], 
 
 def test_fields_and_rounds_must_be_known(tmp_path: Path) -> None:
     hub = TelemetryHub([ParquetOutput(tmp_path)])
-    with pytest.raises(TelemetryError, match=r"last_action has fields \['rewrad'\] that the registry does not know; allowed: op"):
+    with pytest.raises(
+        TelemetryError,
+        match=r"last_action has fields \['rewrad'\] that the registry does not know; allowed: op",
+    ):
         hub.emit(action(rewrad=1.0))
     with pytest.raises(TelemetryError, match="last_action names no round; set the hub's round_idx"):
         hub.emit(action(round_idx=None))
@@ -220,8 +265,13 @@ except TelemetryError as error:
 
 def test_a_full_disk_is_reported_and_saved_rounds_stay(tmp_path: Path) -> None:
     """A limit on the size of files stands for a disk that fills up."""
-    run = subprocess.run([sys.executable, "-c", FULL, str(tmp_path / "run")], capture_output=True, text=True, check=True,
-                         env={**os.environ, "PYTHONHASHSEED": "0"})
+    run = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
     failed, message = run.stdout.split(maxsplit=1)
     assert "ParquetOutput" in message
     assert "File too large" in message

@@ -1,4 +1,6 @@
-"""Tasks: each builds what it describes, a wrong field is an error that shows it, conditions are drawn and applied row by row."""
+"""Tasks: each builds what it describes, a wrong field is an error that shows it, conditions are drawn and
+applied row by row."""
+
 from __future__ import annotations
 
 import math
@@ -53,7 +55,7 @@ def fresh(task: TaskSpec, rows: int = 8):
     return model, task.build_optimizer(model)
 
 
-# -- the registry ------------------------------------------------------------------------------------------------------------
+# -- the registry --------------------------------------------------------------------------------------------
 
 
 def test_names_are_found_in_any_case() -> None:
@@ -61,7 +63,9 @@ def test_names_are_found_in_any_case() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(EsperError, match=r"'mnist' is unknown; allowed: cifar_baseline, .*digits_shift.*tinystories"):
+    with pytest.raises(
+        EsperError, match=r"'mnist' is unknown; allowed: cifar_baseline, .*digits_shift.*tinystories"
+    ):
         get_task_spec("mnist")
 
 
@@ -73,10 +77,21 @@ def test_a_name_is_registered_once(registry: dict[str, TaskSpec]) -> None:
         register_task(task)
 
 
-@pytest.mark.parametrize(("name", "params"), [
-    ("cifar_baseline", 6418), ("cifar_scale", 99922), ("cifar_impaired", 77), ("cifar_minimal", 164),
-    ("cifar_multichannel", 6418), ("cifar_postpool", 24346), ("cifar_highres", 24346), ("cifar_deep_multichannel", 99922),
-    ("cifar_deep_impaired", 1140), ("tinystories", 30044544)])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("cifar_baseline", 6418),
+        ("cifar_scale", 99922),
+        ("cifar_impaired", 77),
+        ("cifar_minimal", 164),
+        ("cifar_multichannel", 6418),
+        ("cifar_postpool", 24346),
+        ("cifar_highres", 24346),
+        ("cifar_deep_multichannel", 99922),
+        ("cifar_deep_impaired", 1140),
+        ("tinystories", 30044544),
+    ],
+)
 def test_reference_hosts_have_their_known_size(name: str, params: int) -> None:
     assert get_task_spec(name).host_params == params
 
@@ -122,42 +137,55 @@ def test_learning_rate_falls_along_a_cosine() -> None:
     assert replace(task, lr_decay=False).lr_factor(11) == replace(task, episode_length=1).lr_factor(1) == 1.0
 
 
-# -- what a task refuses -----------------------------------------------------------------------------------------------------
+# -- what a task refuses -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("change", "error", "message"), [
-    ({"name": ""}, EsperError, "name is ''"),
-    ({"name": "Big"}, EsperError, "name is 'Big', must be lower case"),
-    ({"name": 3}, EsperError, "name is 3, must be a str"),
-    ({"host": "cnn"}, EsperError, "host is 'cnn', must be a Mapping"),
-    ({"host": {"kind": "rnn"}}, EsperError, "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
-    ({"host": {"kind": "cnn", "depth": 3}}, EsperError, "does not fit a cnn host"),
-    ({"host": {"kind": "cnn", "blocks": [3]}}, EsperError, "unhashable"),
-    ({"slots": "r0c0"}, EsperError, "slots is 'r0c0', must be a tuple"),
-    ({"slots": ()}, SlotIdError, "at least one slot id"),
-    ({"slots": ("r0c1", "r0c0")}, SlotIdError, "not in row-major order"),
-    ({"slots": ("r0c0", "r7c7")}, SlotIdError, "slot 'r7c7' is unknown to this host; allowed: r0c0, r0c1, r1c0, r1c1"),
-    ({"dataset": "imagenet"}, EsperError, "dataset 'imagenet' is unknown; allowed: digits"),
-    ({"batch_size": 0}, EsperError, "batch_size is 0, must be a whole number from 1 up"),
-    ({"steps_per_epoch": 1.5}, EsperError, "steps_per_epoch is 1.5"),
-    ({"val_size": -1}, EsperError, "val_size is -1"),
-    ({"episode_length": True}, EsperError, "episode_length is True"),
-    ({"population": "8"}, EsperError, "population is '8'"),
-    ({"population": 5}, PopulationError, "population is 5; allowed: 1 or a multiple of 8"),
-    ({"optimizer": {"host_lr": 0.1}}, EsperError, "optimizer is .* must be a OptimizerConfig"),
-    ({"optimizer": OptimizerConfig(host_lr=0.0)}, EsperError, "host_lr is 0.0, must be above 0"),
-    ({"lr_decay": "cosine"}, EsperError, "lr_decay is 'cosine', must be a bool"),
-    ({"pacing": None}, EsperError, "pacing is None, must be a Pacing"),
-    ({"gates": None}, EsperError, "gates is None, must be a GateConfig"),
-    ({"objective": 0.1}, EsperError, "objective is 0.1, must be a ObjectiveConfig"),
-    ({"blueprints": ()}, BlueprintError, r"blueprints are \(\)"),
-    ({"blueprints": ("noop",)}, BlueprintError, "one or more of attention, bottleneck, conv_heavy"),
-    ({"blueprints": ("lora",)}, BlueprintError, "lora"),
-    ({"blueprints": ("norm", "norm")}, BlueprintError, "each once"),
-    ({"conditions": 0.5}, EsperError, "conditions is 0.5"),
-    ({"host": {"kind": "cnn", "blocks": 2, "kernel": 1}, "conditions": ConditionSpace(cripple_probability=0.5)}, EsperError,
-     "no kernels beyond a centre tap"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"name": ""}, EsperError, "name is ''"),
+        ({"name": "Big"}, EsperError, "name is 'Big', must be lower case"),
+        ({"name": 3}, EsperError, "name is 3, must be a str"),
+        ({"host": "cnn"}, EsperError, "host is 'cnn', must be a Mapping"),
+        ({"host": {"kind": "rnn"}}, EsperError, "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
+        ({"host": {"kind": "cnn", "depth": 3}}, EsperError, "does not fit a cnn host"),
+        ({"host": {"kind": "cnn", "blocks": [3]}}, EsperError, "unhashable"),
+        ({"slots": "r0c0"}, EsperError, "slots is 'r0c0', must be a tuple"),
+        ({"slots": ()}, SlotIdError, "at least one slot id"),
+        ({"slots": ("r0c1", "r0c0")}, SlotIdError, "not in row-major order"),
+        (
+            {"slots": ("r0c0", "r7c7")},
+            SlotIdError,
+            "slot 'r7c7' is unknown to this host; allowed: r0c0, r0c1, r1c0, r1c1",
+        ),
+        ({"dataset": "imagenet"}, EsperError, "dataset 'imagenet' is unknown; allowed: digits"),
+        ({"batch_size": 0}, EsperError, "batch_size is 0, must be a whole number from 1 up"),
+        ({"steps_per_epoch": 1.5}, EsperError, "steps_per_epoch is 1.5"),
+        ({"val_size": -1}, EsperError, "val_size is -1"),
+        ({"episode_length": True}, EsperError, "episode_length is True"),
+        ({"population": "8"}, EsperError, "population is '8'"),
+        ({"population": 5}, PopulationError, "population is 5; allowed: 1 or a multiple of 8"),
+        ({"optimizer": {"host_lr": 0.1}}, EsperError, "optimizer is .* must be a OptimizerConfig"),
+        ({"optimizer": OptimizerConfig(host_lr=0.0)}, EsperError, "host_lr is 0.0, must be above 0"),
+        ({"lr_decay": "cosine"}, EsperError, "lr_decay is 'cosine', must be a bool"),
+        ({"pacing": None}, EsperError, "pacing is None, must be a Pacing"),
+        ({"gates": None}, EsperError, "gates is None, must be a GateConfig"),
+        ({"objective": 0.1}, EsperError, "objective is 0.1, must be a ObjectiveConfig"),
+        ({"blueprints": ()}, BlueprintError, r"blueprints are \(\)"),
+        ({"blueprints": ("noop",)}, BlueprintError, "one or more of attention, bottleneck, conv_heavy"),
+        ({"blueprints": ("lora",)}, BlueprintError, "lora"),
+        ({"blueprints": ("norm", "norm")}, BlueprintError, "each once"),
+        ({"conditions": 0.5}, EsperError, "conditions is 0.5"),
+        (
+            {
+                "host": {"kind": "cnn", "blocks": 2, "kernel": 1},
+                "conditions": ConditionSpace(cripple_probability=0.5),
+            },
+            EsperError,
+            "no kernels beyond a centre tap",
+        ),
+    ],
+)
 def test_a_wrong_field_is_an_error_that_shows_it(change: dict, error: type[EsperError], message: str) -> None:
     with pytest.raises(error, match=message):
         replace(get_task_spec("digits_baseline"), **change)
@@ -174,29 +202,37 @@ def test_a_blueprint_must_fit_every_slot() -> None:
         replace(get_task_spec("sotu"), host=gpt)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"cripple_probability": 1.5}, r"a share above 1 in .*cripple_probability=1\.5"),
-    ({"cripple_probability": -0.1}, "cripple_probability is -0.1"),
-    ({"train_sizes": ()}, r"train_sizes is \(\), must be a tuple of one or more values"),
-    ({"train_sizes": (0,)}, "train_sizes is 0"),
-    ({"train_sizes": (1.5,)}, "train_sizes is 1.5"),
-    ({"label_noises": [0.1]}, r"label_noises is \[0.1\], must be a tuple"),
-    ({"label_noises": (1.1,)}, r"a share above 1 in .*label_noises=\(1\.1,\)"),
-    ({"label_noises": (None,)}, "label_noises is None"),
-    ({"learning_rates": (0.0,)}, "learning_rates is 0.0"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cripple_probability": 1.5}, r"a share above 1 in .*cripple_probability=1\.5"),
+        ({"cripple_probability": -0.1}, "cripple_probability is -0.1"),
+        ({"train_sizes": ()}, r"train_sizes is \(\), must be a tuple of one or more values"),
+        ({"train_sizes": (0,)}, "train_sizes is 0"),
+        ({"train_sizes": (1.5,)}, "train_sizes is 1.5"),
+        ({"label_noises": [0.1]}, r"label_noises is \[0.1\], must be a tuple"),
+        ({"label_noises": (1.1,)}, r"a share above 1 in .*label_noises=\(1\.1,\)"),
+        ({"label_noises": (None,)}, "label_noises is None"),
+        ({"learning_rates": (0.0,)}, "learning_rates is 0.0"),
+    ],
+)
 def test_a_wrong_condition_is_an_error_that_shows_it(change: dict, message: str) -> None:
     with pytest.raises(EsperError, match=message):
         ConditionSpace(**{"cripple_probability": 0.5} | change)
 
 
-# -- conditions --------------------------------------------------------------------------------------------------------------
+# -- conditions ----------------------------------------------------------------------------------------------
 
 
 def test_conditions_belong_to_their_coordinates() -> None:
     task = get_task_spec("digits_shift")
     assert draw_condition(task, 0, 3, 5) == draw_condition(task, 0, 3, 5)
-    drawn = {draw_condition(task, root, episode, env) for root in range(3) for episode in range(4) for env in range(8)}
+    drawn = {
+        draw_condition(task, root, episode, env)
+        for root in range(3)
+        for episode in range(4)
+        for env in range(8)
+    }
     assert len(drawn) > 20
 
 
@@ -205,10 +241,14 @@ def test_every_value_of_the_space_is_drawn_equally_often() -> None:
     assert task.conditions is not None
     drawn = [draw_condition(task, 0, 0, env) for env in range(count)]
     for block in range(2):
-        assert sum(c.crippled[block] for c in drawn) / count == pytest.approx(task.conditions.cripple_probability, abs=0.06)
-    for values, found in ((task.conditions.train_sizes, [c.train_size for c in drawn]),
-                          (task.conditions.label_noises, [c.label_noise for c in drawn]),
-                          (task.conditions.learning_rates, [c.learning_rate for c in drawn])):
+        assert sum(c.crippled[block] for c in drawn) / count == pytest.approx(
+            task.conditions.cripple_probability, abs=0.06
+        )
+    for values, found in (
+        (task.conditions.train_sizes, [c.train_size for c in drawn]),
+        (task.conditions.label_noises, [c.label_noise for c in drawn]),
+        (task.conditions.learning_rates, [c.learning_rate for c in drawn]),
+    ):
         assert set(found) == set(values)
         for value in values:
             assert found.count(value) / count == pytest.approx(1 / len(values), abs=0.06)
@@ -216,15 +256,21 @@ def test_every_value_of_the_space_is_drawn_equally_often() -> None:
 
 def test_a_task_without_conditions_draws_the_plain_world() -> None:
     task = get_task_spec("cifar_scale")
-    assert draw_condition(task, 0, 1, 2) == Condition(crippled=(False,) * 5, train_size=None, label_noise=0.0,
-                                                      learning_rate=task.optimizer.host_lr)
+    assert draw_condition(task, 0, 1, 2) == Condition(
+        crippled=(False,) * 5, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr
+    )
     assert draw_condition(get_task_spec("sotu"), 0, 0, 0).crippled == ()
 
 
 def test_a_condition_changes_its_row_alone() -> None:
     task = replace(get_task_spec("digits_shift"), optimizer=OptimizerConfig(host_lr=0.1, seed_lr=0.2))
     (model, optimizer), (plain, _) = fresh(task), fresh(task)
-    apply_condition(model, optimizer, 3, Condition(crippled=(True, False), train_size=200, label_noise=0.0, learning_rate=0.01))
+    apply_condition(
+        model,
+        optimizer,
+        3,
+        Condition(crippled=(True, False), train_size=200, label_noise=0.0, learning_rate=0.01),
+    )
     x = torch.randn(4, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     model.eval(), plain.eval()
     same = (model(x) == plain(x)).flatten(1).all(1).tolist()
@@ -233,7 +279,12 @@ def test_a_condition_changes_its_row_alone() -> None:
     assert optimizer.host_lr.tolist() == pytest.approx([0.1] * 3 + [0.01] + [0.1] * 4)
     assert optimizer.seed_lr.tolist() == pytest.approx([0.2] * 3 + [0.02] + [0.2] * 4)
     # The next condition of the same row leaves nothing behind.
-    apply_condition(model, optimizer, 3, Condition(crippled=(False, False), train_size=None, label_noise=0.0, learning_rate=0.1))
+    apply_condition(
+        model,
+        optimizer,
+        3,
+        Condition(crippled=(False, False), train_size=None, label_noise=0.0, learning_rate=0.1),
+    )
     torch.testing.assert_close(model(x), plain(x), rtol=0, atol=0)
     assert optimizer.host_lr.tolist() == pytest.approx([0.1] * 8)
 
@@ -241,15 +292,30 @@ def test_a_condition_changes_its_row_alone() -> None:
 def test_a_condition_must_fit_its_host() -> None:
     model, optimizer = fresh(get_task_spec("digits_shift"))
     with pytest.raises(EsperError, match="3 marks"):
-        apply_condition(model, optimizer, 0, Condition(crippled=(True,) * 3, train_size=None, label_noise=0.0, learning_rate=0.1))
+        apply_condition(
+            model,
+            optimizer,
+            0,
+            Condition(crippled=(True,) * 3, train_size=None, label_noise=0.0, learning_rate=0.1),
+        )
     with pytest.raises(PopulationError, match="row 8 is out of range"):
-        apply_condition(model, optimizer, 8, Condition(crippled=(True,) * 2, train_size=None, label_noise=0.0, learning_rate=0.1))
+        apply_condition(
+            model,
+            optimizer,
+            8,
+            Condition(crippled=(True,) * 2, train_size=None, label_noise=0.0, learning_rate=0.1),
+        )
     model, optimizer = fresh(get_task_spec("sotu"))
     with pytest.raises(EsperError, match="a transformer host has none"):
-        apply_condition(model, optimizer, 0, Condition(crippled=(True,), train_size=None, label_noise=0.0, learning_rate=0.1))
+        apply_condition(
+            model,
+            optimizer,
+            0,
+            Condition(crippled=(True,), train_size=None, label_noise=0.0, learning_rate=0.1),
+        )
 
 
-# -- the documentation -------------------------------------------------------------------------------------------------------
+# -- the documentation ---------------------------------------------------------------------------------------
 
 
 def test_the_documented_task_works(registry: dict[str, TaskSpec]) -> None:
@@ -257,7 +323,9 @@ def test_the_documented_task_works(registry: dict[str, TaskSpec]) -> None:
     own, driving = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(own, str(DOCS), "exec"), {})
     (added,) = set(registry) - before
-    assert get_task_spec(added).host_params == sum(p.numel() for p in build_host(dict(get_task_spec(added).host)).parameters())
+    assert get_task_spec(added).host_params == sum(
+        p.numel() for p in build_host(dict(get_task_spec(added).host)).parameters()
+    )
     scope: dict = {}
     exec(compile(driving, str(DOCS), "exec"), scope)
     assert torch.isfinite(scope["model"](scope["batch"].x)).all()
@@ -270,7 +338,20 @@ def test_every_task_is_documented() -> None:
 
 def test_a_whole_task_can_be_written_out() -> None:
     task = TaskSpec(
-        name="vectors", host={"kind": "mlp", "inputs": 64}, slots=("r0c0",), dataset="digits", batch_size=8, steps_per_epoch=1,
-        val_size=8, episode_length=2, population=1, optimizer=OptimizerConfig(), lr_decay=False, pacing=Pacing(),
-        gates=GateConfig(), objective=ObjectiveConfig(), blueprints=("mlp",))
+        name="vectors",
+        host={"kind": "mlp", "inputs": 64},
+        slots=("r0c0",),
+        dataset="digits",
+        batch_size=8,
+        steps_per_epoch=1,
+        val_size=8,
+        episode_length=2,
+        population=1,
+        optimizer=OptimizerConfig(),
+        lr_decay=False,
+        pacing=Pacing(),
+        gates=GateConfig(),
+        objective=ObjectiveConfig(),
+        blueprints=("mlp",),
+    )
     assert (task.topology, task.num_classes, task.conditions) == ("mlp", 10, None)

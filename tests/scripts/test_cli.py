@@ -1,4 +1,5 @@
 """The `esper` command: help, subcommands, and what it says to a wrong one."""
+
 from __future__ import annotations
 
 import pytest

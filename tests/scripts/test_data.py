@@ -1,4 +1,5 @@
 """`esper data`, through its command line."""
+
 from __future__ import annotations
 
 import subprocess
@@ -41,8 +42,12 @@ def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "esper.scripts.data", "get", "tinystories", "--root", str(tmp_path)],
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.data", "get", "tinystories", "--root", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "by hand" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,5 @@
 """`esper demo`, in small: a run, a proof of its policy, and what to do next."""
+
 from __future__ import annotations
 
 import shutil
@@ -9,15 +10,29 @@ from esper.scripts import demo
 from esper.scripts.cli import main
 from esper.simic.training.config import PRESETS, Preset
 
-SMALL = {"task": "digits_shift", "envs": 2, "rounds": 2, "episode_length": 4, "steps_per_epoch": 2, "val_size": 48,
-         "batch_size": 16, "hidden": 16, "teacher": "heuristic", "teacher_rounds": 1}
+SMALL = {
+    "task": "digits_shift",
+    "envs": 2,
+    "rounds": 2,
+    "episode_length": 4,
+    "steps_per_epoch": 2,
+    "val_size": 48,
+    "batch_size": 16,
+    "hidden": 16,
+    "teacher": "heuristic",
+    "teacher_rounds": 1,
+}
 
 
 def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(PRESETS, "small", Preset("", SMALL))
-    for name, value in {"PRESET": "small", "TASK": "digits_shift:episode_length=4,steps_per_epoch=2,val_size=48", "SEEDS": 2,
-                        "PROBE_SEEDS": 8}.items():
+    for name, value in {
+        "PRESET": "small",
+        "TASK": "digits_shift:episode_length=4,steps_per_epoch=2,val_size=48",
+        "SEEDS": 2,
+        "PROBE_SEEDS": 8,
+    }.items():
         monkeypatch.setattr(demo, name, value)
     assert main(["demo"]) == 0
     said = capsys.readouterr().out

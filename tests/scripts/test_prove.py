@@ -1,4 +1,6 @@
-"""`esper prove`, `esper grow` and `esper eval` through the command line: results, and what they say to bad input."""
+"""`esper prove`, `esper grow` and `esper eval` through the command line: results, and what they say to bad
+input."""
+
 from __future__ import annotations
 
 import re
@@ -9,12 +11,23 @@ import orjson
 import pytest
 
 from esper.scripts.cli import main
-from simic.proof.worlds import policy, policy_file
+from proof.worlds import policy, policy_file
 
 SIZES = "episode_length=3,steps_per_epoch=1,val_size=24,batch_size=8"
 SHIFT, SCALE = f"digits_shift:{SIZES}", f"digits_scale:{SIZES}"
-COHORTS = ["static", "random", "heuristic", "fixed_schedule", "oracle", "probe", "learned", "static_final", "static_equal",
-           "static_flops", "learned_shuffled"]
+COHORTS = [
+    "static",
+    "random",
+    "heuristic",
+    "fixed_schedule",
+    "oracle",
+    "probe",
+    "learned",
+    "static_final",
+    "static_equal",
+    "static_flops",
+    "learned_shuffled",
+]
 
 
 class Page(HTMLParser):
@@ -38,10 +51,25 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def proof(tmp_path_factory) -> tuple[Path, list[str]]:
-    """A whole comparison, with a search for schedules and a transfer; and the command that repeats it without the search."""
+    """A whole comparison, with a search for schedules and a transfer; and the command that repeats it without
+    the search."""
     root = tmp_path_factory.mktemp("proof")
-    command = ["prove", "--task", SHIFT, "--policy", policy_file(root / "a.safetensors"), policy_file(root / "b.safetensors", 1),
-               "--seeds", "2", "--probe-seeds", "8", "--schedule", str(root / "s.json"), "--transfer", SCALE]
+    command = [
+        "prove",
+        "--task",
+        SHIFT,
+        "--policy",
+        policy_file(root / "a.safetensors"),
+        policy_file(root / "b.safetensors", 1),
+        "--seeds",
+        "2",
+        "--probe-seeds",
+        "8",
+        "--schedule",
+        str(root / "s.json"),
+        "--transfer",
+        SCALE,
+    ]
     assert main([*command, "--search", "792", "--candidates", "4", "--out", str(root / "one")]) == 0
     return root, command
 
@@ -81,8 +109,22 @@ def test_again_gives_the_same_bytes(proof, capsys):
 
 def test_growing_and_evaluating_print_the_same(tmp_path, capsys):
     out = tmp_path / "g"
-    assert main(["grow", "--task", "digits_impaired:episode_length=10,steps_per_epoch=4,val_size=48", "--policy", "heuristic",
-                 "--out", str(out), "--seed", "3"]) == 0
+    assert (
+        main(
+            [
+                "grow",
+                "--task",
+                "digits_impaired:episode_length=10,steps_per_epoch=4,val_size=48",
+                "--policy",
+                "heuristic",
+                "--out",
+                str(out),
+                "--seed",
+                "3",
+            ]
+        )
+        == 0
+    )
     grown = capsys.readouterr().out
     assert re.search(r"1 +germinate +r0c\d +conv_light", grown)
     assert main(["eval", str(out)]) == 0
@@ -100,26 +142,41 @@ def files(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "told"), [
-    ("prove --task digits_none --out O", "task 'digits_none' is unknown; allowed: .*digits_shift"),
-    ("prove --task digits_shift:size=tall --out O", "'size=tall'.*allowed: .*base"),
-    ("prove --task digits_shift --seeds 1 --out O", "seeds is 1, must be a whole number from 2"),
-    ("prove --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
-    ("prove --task digits_shift --policy other.safetensors --out O", "features is 'other' in the file"),
-    ("prove --task digits_shift --policy s.json --out O", "not a readable safetensors file"),
-    ("prove --task digits_shift --schedule s.json --out O", "for task 'digits_scale', not for 'digits_shift'"),
-    ("prove --task digits_shift --schedule none.json --out O", "cannot read .*none.json: No such file"),
-    ("prove --task digits_shift --search -1 --out O", "budget_env_steps is -1"),
-    ("prove --task digits_shift --search 100 --out O", "100 env-steps are too few .* allowed: 33696 or more"),
-    ("prove --task digits_shift --transfer digits_scale --out O", "--transfer digits_scale needs a policy"),
-    ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
-    ("prove --task digits_shift --search 60000 --schedule file/s.json --out O", "cannot write to file"),
-    ("prove --task digits_shift --first-seed -1 --out O", "first_seed is -1, must be a whole number from 0"),
-    ("grow --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
-    ("grow --task digits_shift --policy wait --out file/O", "cannot write to file/O"),
-    ("grow --task digits_shift --policy wait --seed -3 --out O", "seed is -3"),
-    ("eval O", "O holds no grown network"),
-])
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("prove --task digits_none --out O", "task 'digits_none' is unknown; allowed: .*digits_shift"),
+        ("prove --task digits_shift:size=tall --out O", "'size=tall'.*allowed: .*base"),
+        ("prove --task digits_shift --seeds 1 --out O", "seeds is 1, must be a whole number from 2"),
+        ("prove --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
+        ("prove --task digits_shift --policy other.safetensors --out O", "features is 'other' in the file"),
+        ("prove --task digits_shift --policy s.json --out O", "not a readable safetensors file"),
+        (
+            "prove --task digits_shift --schedule s.json --out O",
+            "for task 'digits_scale', not for 'digits_shift'",
+        ),
+        ("prove --task digits_shift --schedule none.json --out O", "cannot read .*none.json: No such file"),
+        ("prove --task digits_shift --search -1 --out O", "budget_env_steps is -1"),
+        (
+            "prove --task digits_shift --search 100 --out O",
+            "100 env-steps are too few .* allowed: 33696 or more",
+        ),
+        (
+            "prove --task digits_shift --transfer digits_scale --out O",
+            "--transfer digits_scale needs a policy",
+        ),
+        ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
+        ("prove --task digits_shift --search 60000 --schedule file/s.json --out O", "cannot write to file"),
+        (
+            "prove --task digits_shift --first-seed -1 --out O",
+            "first_seed is -1, must be a whole number from 0",
+        ),
+        ("grow --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
+        ("grow --task digits_shift --policy wait --out file/O", "cannot write to file/O"),
+        ("grow --task digits_shift --policy wait --seed -3 --out O", "seed is -3"),
+        ("eval O", "O holds no grown network"),
+    ],
+)
 def test_bad_input_is_refused_with_reason(command, told, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     assert main(command.split()) == 2

@@ -1,4 +1,5 @@
 """`esper train`: whole runs through the command line, its exit codes, and what it says to bad input."""
+
 from __future__ import annotations
 
 import io
@@ -24,8 +25,20 @@ from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig, resolve
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--task", "digits_impaired", "--envs", "2", "--episode-length", "4", "--steps-per-epoch", "1", "--val-size", "32",
-         "--hidden", "16"]
+SMALL = [
+    "--task",
+    "digits_impaired",
+    "--envs",
+    "2",
+    "--episode-length",
+    "4",
+    "--steps-per-epoch",
+    "1",
+    "--val-size",
+    "32",
+    "--hidden",
+    "16",
+]
 
 
 def command(*arguments: str) -> list[str]:
@@ -37,23 +50,51 @@ def environment() -> dict[str, str]:
 
 
 def train(*arguments: str, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, check=False,
-                          timeout=300, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(
+        command(*arguments),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        **options,
+    )  # type: ignore[call-overload, no-any-return]
 
 
-# -- whole runs ---------------------------------------------------------------------------------------------------------------
+# -- whole runs ----------------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_its_directory_behind(tmp_path: Path) -> None:
-    flags = ["ppo", "--preset", "cifar_baseline", *SMALL, "--rounds", "2", "--telemetry-dir", "D", "--lr", "3e-4"]
+    flags = [
+        "ppo",
+        "--preset",
+        "cifar_baseline",
+        *SMALL,
+        "--rounds",
+        "2",
+        "--telemetry-dir",
+        "D",
+        "--lr",
+        "3e-4",
+    ]
     done = train(*flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "round 2/2: accuracy" in done.stderr
     assert re.search(r"2 \(last\).*%", done.stdout)
     assert "results: D" in done.stdout
     run = RunDirectory.open(tmp_path / "D")
-    told = {"task": "digits_impaired", "envs": "2", "episode_length": "4", "steps_per_epoch": "1", "val_size": "32",
-            "hidden": "16", "rounds": "2", "telemetry_dir": "D", "ppo.lr": "3e-4"}
+    told = {
+        "task": "digits_impaired",
+        "envs": "2",
+        "episode_length": "4",
+        "steps_per_epoch": "1",
+        "val_size": "32",
+        "hidden": "16",
+        "rounds": "2",
+        "telemetry_dir": "D",
+        "ppo.lr": "3e-4",
+    }
     assert TrainingConfig.from_json(run.config) == resolve("cifar_baseline", None, told)[0]
     kinds = [event["event_type"] for event in run.events()]
     assert kinds[0] == "run_started"
@@ -62,24 +103,46 @@ def test_a_run_leaves_its_directory_behind(tmp_path: Path) -> None:
     assert list(run.checkpoints.glob("round-000002-*"))
 
 
-@pytest.mark.skipif(not cache_file("cifar10", data_root()).exists(), reason="needs CIFAR-10: esper data get cifar10")
+@pytest.mark.skipif(
+    not cache_file("cifar10", data_root()).exists(), reason="needs CIFAR-10: esper data get cifar10"
+)
 @pytest.mark.slow
 def test_the_minimal_cifar_run(tmp_path: Path) -> None:
-    done = train("ppo", "--preset", "cifar_baseline", "--task", "cifar_baseline", "--rounds", "1", "--envs", "1",
-                 "--episode-length", "5", "--telemetry-dir", "D", cwd=tmp_path)
+    done = train(
+        "ppo",
+        "--preset",
+        "cifar_baseline",
+        "--task",
+        "cifar_baseline",
+        "--rounds",
+        "1",
+        "--envs",
+        "1",
+        "--episode-length",
+        "5",
+        "--telemetry-dir",
+        "D",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
-    assert sum(event["event_type"] == "batch_completed" for event in RunDirectory.open(tmp_path / "D").events()) == 1
+    assert (
+        sum(event["event_type"] == "batch_completed" for event in RunDirectory.open(tmp_path / "D").events())
+        == 1
+    )
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "random", "wait"])
-def test_policies_that_do_not_learn_run_too(policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies_that_do_not_learn_run_too(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([policy, *SMALL, "--rounds", "1", "--telemetry-dir", str(tmp_path / "D")]) == 0
     assert "1 (last)" in capsys.readouterr().out
     assert RunDirectory.open(tmp_path / "D").config["policy"] == policy
 
 
-def test_a_run_without_a_directory_gets_a_new_one_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_directory_gets_a_new_one_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for n in (1, 2):
         assert main(["wait", *SMALL, "--rounds", "1", "--seed", "5"]) == 0
@@ -91,8 +154,11 @@ def test_a_run_without_a_directory_gets_a_new_one_each_time(tmp_path: Path, monk
 
 def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def objectives(directory: str) -> list[float]:
-        return [event["data"]["avg_objective"] for event in RunDirectory.open(tmp_path / directory).events()
-                if event["event_type"] == "batch_completed"]
+        return [
+            event["data"]["avg_objective"]
+            for event in RunDirectory.open(tmp_path / directory).events()
+            if event["event_type"] == "batch_completed"
+        ]
 
     assert main(["ppo", *SMALL, "--rounds", "2", "--telemetry-dir", str(tmp_path / "A")]) == 0
     recorded = tmp_path / "A" / "config.json"
@@ -104,7 +170,9 @@ def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
 
 
-def test_the_entry_point_is_looked_up_when_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_entry_point_is_looked_up_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train_ppo_vectorized, told = vectorized.train_ppo_vectorized, []
 
     def watched(**fields: object) -> object:
@@ -119,16 +187,21 @@ def test_the_entry_point_is_looked_up_when_it_is_called(tmp_path: Path, monkeypa
 def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rounds", "2", "--ab-reward-modes", "shaped", "sparse", "--telemetry-dir", str(tmp_path)]
     assert main(["ppo", *SMALL, *flags]) == 0
-    rows = [re.split(r" *│ *", line)[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    rows = [
+        re.split(r" *│ *", line)[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")
+    ]
     assert [name for name, _ in rows] == ["shaped", "sparse", "shaped − sparse"]
     shaped, sparse, difference = (float(figure.split()[0]) for _, figure in rows)
     assert difference == pytest.approx(shaped - sparse, abs=2e-4)
-    assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == ["shaped", "sparse"]
+    assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == [
+        "shaped",
+        "sparse",
+    ]
     assert main(["ppo", *SMALL, *flags]) == 2
     assert "not empty" in capsys.readouterr().err
 
 
-# -- stops and failures -------------------------------------------------------------------------------------------------------
+# -- stops and failures --------------------------------------------------------------------------------------
 
 
 def played(directory: Path) -> list[int]:
@@ -137,8 +210,14 @@ def played(directory: Path) -> list[int]:
 
 
 def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(command("ppo", *SMALL, "--rounds", "5000", "--telemetry-dir", "my run"), cwd=tmp_path,
-                               env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("ppo", *SMALL, "--rounds", "5000", "--telemetry-dir", "my run"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("round 1/"):
@@ -156,7 +235,10 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_sigterm_stops_a_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log, handlers = tmp_path / "D" / "events.jsonl", [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    log, handlers = (
+        tmp_path / "D" / "events.jsonl",
+        [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)],
+    )
 
     over = threading.Event()
 
@@ -174,15 +256,26 @@ def test_sigterm_stops_a_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
         over.set()
         killer.join()
     assert f"--telemetry-dir {log.parent} --resume auto" in capsys.readouterr().out
-    assert [event["data"]["status"] for event in RunDirectory.open(log.parent).events()
-            if event["event_type"] == "run_ended"] == ["stopped"]
+    assert [
+        event["data"]["status"]
+        for event in RunDirectory.open(log.parent).events()
+        if event["event_type"] == "run_ended"
+    ] == ["stopped"]
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
     limit = 100_000  # room for the log, not for a checkpoint
-    done = train("ppo", *SMALL, "--rounds", "1", "--telemetry-dir", "D", cwd=tmp_path,
-                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    done = train(
+        "ppo",
+        *SMALL,
+        "--rounds",
+        "1",
+        "--telemetry-dir",
+        "D",
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
     assert done.returncode == 1, done.stderr
     assert "File too large" in done.stderr
     assert "what it recorded is in D" in done.stderr
@@ -190,31 +283,40 @@ def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
     assert list(RunDirectory.open(tmp_path / "D").events())
 
 
-# -- bad input ----------------------------------------------------------------------------------------------------------------
+# -- bad input -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("arguments", "parts"), [
-    (["--preset", "cifar_basline"], ["'cifar_basline'", "did you mean cifar_baseline?", "quickstart"]),
-    (["--task", "digits_shft"], ["'digits_shft'", "digits_shift"]),
-    (["--slots", "r0c7"], ["'r0c7'", "r0c0, r0c1"]),
-    (["--slots", "early"], ["'early'", "r<row>c<column>"]),
-    (["--reward-mode", "shapd"], ["'shapd'", "did you mean shaped?", "escrow"]),
-    (["--config", "bad.yaml"], ["bad.yaml", "'ruonds'", "did you mean rounds?"]),
-    (["--config", "none.yaml"], ["none.yaml", "No such file"]),
-    (["--amp", "fp16", "--population", "8"], ["fp16", "population 8"]),
-    (["--amp", "fp16"], ["fp16", "population 64"]),
-    (["--rollout-length", "25"], ["rollout_length 25", "episode_length 24"]),
-    (["--val-size", "99999"], ["val_size 99999", "samples"]),
-    (["--telemetry-dir", "file/D"], ["file/D", "Not a directory"]),
-    (["--telemetry-dir", "full"], ["full", "not empty", "resume"]),
-    (["--devices", "cuda:99"], ["'cuda:99'", "allowed: cpu"]),
-    (["--task", "cifar_baseline", "--data-root", "empty"], ["cifar10", "esper data get"]),
-    (["--resume", "auto"], ["resume auto", "telemetry_dir"]),
-    (["--resume", "weights.safetensors"], ["weights.safetensors", "--telemetry-dir"]),
-    (["--lrr", "3"], ["'--lrr'", "did you mean --lr?"]),
-    (["--envs", "0"], ["envs is 0", "from 1 up"])])
-def test_bad_input_is_one_message_and_leaves_nothing(arguments: list[str], parts: list[str], tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--preset", "cifar_basline"], ["'cifar_basline'", "did you mean cifar_baseline?", "quickstart"]),
+        (["--task", "digits_shft"], ["'digits_shft'", "digits_shift"]),
+        (["--slots", "r0c7"], ["'r0c7'", "r0c0, r0c1"]),
+        (["--slots", "early"], ["'early'", "r<row>c<column>"]),
+        (["--reward-mode", "shapd"], ["'shapd'", "did you mean shaped?", "escrow"]),
+        (["--config", "bad.yaml"], ["bad.yaml", "'ruonds'", "did you mean rounds?"]),
+        (["--config", "none.yaml"], ["none.yaml", "No such file"]),
+        (["--amp", "fp16", "--population", "8"], ["fp16", "population 8"]),
+        (["--amp", "fp16"], ["fp16", "population 64"]),
+        (["--rollout-length", "25"], ["rollout_length 25", "episode_length 24"]),
+        (["--val-size", "99999"], ["val_size 99999", "samples"]),
+        (["--telemetry-dir", "file/D"], ["file/D", "Not a directory"]),
+        (["--telemetry-dir", "full"], ["full", "not empty", "resume"]),
+        (["--devices", "cuda:99"], ["'cuda:99'", "allowed: cpu"]),
+        (["--task", "cifar_baseline", "--data-root", "empty"], ["cifar10", "esper data get"]),
+        (["--resume", "auto"], ["resume auto", "telemetry_dir"]),
+        (["--resume", "weights.safetensors"], ["weights.safetensors", "--telemetry-dir"]),
+        (["--lrr", "3"], ["'--lrr'", "did you mean --lr?"]),
+        (["--envs", "0"], ["envs is 0", "from 1 up"]),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing(
+    arguments: list[str],
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.yaml").write_text("ruonds: 3\n")
     (tmp_path / "file").touch()
@@ -239,7 +341,7 @@ def test_bad_input_leaves_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# -- progress -----------------------------------------------------------------------------------------------------------------
+# -- progress ------------------------------------------------------------------------------------------------
 
 
 def shown(*, terminal: bool) -> str:
@@ -250,12 +352,21 @@ def shown(*, terminal: bool) -> str:
     facts = {"avg_accuracy": 61.25, "avg_objective": 0.5125, "avg_committed_accuracy": 60.0}
     with TelemetryHub().attached(output) as hub:
         for kind, data in (
-                (TelemetryEventType.RUN_STARTED, {}),
-                (TelemetryEventType.BATCH_COMPLETED, {"round_idx": 0, "env_steps": 4000, "seconds": 2.0, **facts}),
-                (TelemetryEventType.ALERT, {"severity": "warning", "message": "Too far.", "metric": "kl", "value": 0.3,
-                                            "limit": 0.1}),
-                (TelemetryEventType.BATCH_COMPLETED, {"round_idx": 1, "env_steps": 8000, "seconds": 4.0, **facts}),
-                (TelemetryEventType.CHECKPOINT, {"path": "round-2", "best": True})):
+            (TelemetryEventType.RUN_STARTED, {}),
+            (
+                TelemetryEventType.BATCH_COMPLETED,
+                {"round_idx": 0, "env_steps": 4000, "seconds": 2.0, **facts},
+            ),
+            (
+                TelemetryEventType.ALERT,
+                {"severity": "warning", "message": "Too far.", "metric": "kl", "value": 0.3, "limit": 0.1},
+            ),
+            (
+                TelemetryEventType.BATCH_COMPLETED,
+                {"round_idx": 1, "env_steps": 8000, "seconds": 4.0, **facts},
+            ),
+            (TelemetryEventType.CHECKPOINT, {"path": "round-2", "best": True}),
+        ):
             hub.emit(TelemetryEvent(event_type=kind, data=data))
     assert output.started
     return text.getvalue()
@@ -264,8 +375,11 @@ def shown(*, terminal: bool) -> str:
 def test_progress_is_plain_lines_away_from_a_terminal() -> None:
     facts = "accuracy 61.2 %, committed 60.0 %, J 0.512"
     assert shown(terminal=False).splitlines() == [
-        f"round 1/10: {facts}, 2,000 env-steps/s, 0:00:18 left, alerts 0", "warning: Too far. (kl 0.3, limit 0.1)",
-        f"round 2/10: {facts}, 1,000 env-steps/s, 0:00:24 left, alerts 1", "checkpoint round-2 (best so far)"]
+        f"round 1/10: {facts}, 2,000 env-steps/s, 0:00:18 left, alerts 0",
+        "warning: Too far. (kl 0.3, limit 0.1)",
+        f"round 2/10: {facts}, 1,000 env-steps/s, 0:00:24 left, alerts 1",
+        "checkpoint round-2 (best so far)",
+    ]
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:

@@ -1,4 +1,5 @@
 """Batch size and where the data lives: what the config asks for is what the networks are fed."""
+
 from __future__ import annotations
 
 import pytest
@@ -31,7 +32,9 @@ def test_every_network_gets_batches_of_the_size_that_was_asked_for(shapes, batch
     train_ppo_vectorized(**{**SMALL, "rounds": 1, "episode_length": 2, "batch_size": batch_size})
     expected = batch_size or get_task_spec(SMALL["task"]).batch_size
     assert set(shapes) == {(SMALL["population"], expected)}
-    assert len(shapes) == 2 * SMALL["steps_per_epoch"], "the size of a batch does not change how many there are"
+    assert len(shapes) == 2 * SMALL["steps_per_epoch"], (
+        "the size of a batch does not change how many there are"
+    )
 
 
 def test_preloading_needs_a_gpu() -> None:
@@ -41,8 +44,10 @@ def test_preloading_needs_a_gpu() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_preloaded_data_gives_the_same_run() -> None:
-    one, other = (train_ppo_vectorized(**{**SMALL, "devices": ["cuda:0"], "gpu_preload": preload})[1]
-                  for preload in (False, True))
+    one, other = (
+        train_ppo_vectorized(**{**SMALL, "devices": ["cuda:0"], "gpu_preload": preload})[1]
+        for preload in (False, True)
+    )
     assert one == other
 
 

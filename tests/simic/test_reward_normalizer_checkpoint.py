@@ -1,4 +1,5 @@
 """The reward scale in real runs: constant within a round, moved between rounds, part of every checkpoint."""
+
 from __future__ import annotations
 
 import math
@@ -25,12 +26,15 @@ def test_rewards_are_divided_by_the_scale_of_the_rounds_before(tmp_path, monkeyp
     update = PPOAgent.update
 
     def look(agent):
-        stored.append(agent.buffer.columns["reward"][:, :agent.buffer.length].clone())
+        stored.append(agent.buffer.columns["reward"][:, : agent.buffer.length].clone())
         return update(agent)
 
     monkeypatch.setattr(PPOAgent, "update", look)
     train(tmp_path / "run")
-    raw = {(r["round_idx"], r["env_id"], r["epoch"]): r["total_reward"] for r in rows(tmp_path / "run", "rewards")}
+    raw = {
+        (r["round_idx"], r["env_id"], r["epoch"]): r["total_reward"]
+        for r in rows(tmp_path / "run", "rewards")
+    }
     first = [reward for (round_idx, _, _), reward in raw.items() if round_idx == 0]
     scale = math.sqrt(math.fsum(r * r for r in first) / len(first))
     for round_idx, divisor in ((0, 1.0), (1, scale)):
@@ -64,7 +68,9 @@ def test_a_resumed_run_goes_on_with_the_stored_scale(tmp_path, monkeypatch) -> N
 def test_without_normalisation_rewards_are_stored_as_they_are(tmp_path, monkeypatch) -> None:
     stored = []
     update = PPOAgent.update
-    monkeypatch.setattr(PPOAgent, "update", lambda agent: stored.append(agent.buffer.total_rewards().clone()) or update(agent))
+    monkeypatch.setattr(
+        PPOAgent, "update", lambda agent: stored.append(agent.buffer.total_rewards().clone()) or update(agent)
+    )
     _, history = train(tmp_path / "run", normalize_rewards=False)
     for summary, totals in zip(history, stored, strict=True):
         assert totals.mean().item() == pytest.approx(summary.mean_reward, abs=1e-6)

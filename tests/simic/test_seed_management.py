@@ -1,4 +1,5 @@
 """Seeds and updates in the training loop: exact schedules, slots, several updates of one rollout."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -71,7 +72,10 @@ def test_a_shut_gate_and_an_empty_slot() -> None:
 def test_slots() -> None:
     config = SlotConfig(("r0c0", "r0c1", "r0c2", "r1c0"))
     enabled = ["r0c1", "r1c0"]
-    assert [resolve_target_slot(i, enabled_slots=enabled, slot_config=config) for i in range(2)] == [("r0c1", 1), ("r1c0", 3)]
+    assert [resolve_target_slot(i, enabled_slots=enabled, slot_config=config) for i in range(2)] == [
+        ("r0c1", 1),
+        ("r1c0", 3),
+    ]
     for wrong in (-1, 2):
         with pytest.raises(SlotIdError, match=f"slot index {wrong} is out of range; allowed: 0, 1"):
             resolve_target_slot(wrong, enabled_slots=enabled, slot_config=config)
@@ -87,14 +91,23 @@ def test_anneal_steps(episodes: int, batches: int, epochs: int, thousandths: int
     assert steps - 1 < exact <= steps
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [((100, 1, 1, 0.07), 7), ((3, 1, 1, 0.5), 2), ((200, 4, 2, 0.8), 1280),
-                                                     ((10, 1, 1, 0.0), 0), ((0, 5, 5, 1.0), 0)])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((100, 1, 1, 0.07), 7),
+        ((3, 1, 1, 0.5), 2),
+        ((200, 4, 2, 0.8), 1280),
+        ((10, 1, 1, 0.0), 0),
+        ((0, 5, 5, 1.0), 0),
+    ],
+)
 def test_anneal_steps_by_hand(arguments: tuple[int, int, int, float], expected: int) -> None:
     assert calculate_entropy_anneal_steps(*arguments) == expected
 
 
-@pytest.mark.parametrize("arguments", [(-1, 1, 1, 0.5), (1, 1.5, 1, 0.5), (1, 1, 1, 1.1), (1, 1, 1, -0.1),
-                                       (1, 1, 1, float("nan"))])
+@pytest.mark.parametrize(
+    "arguments", [(-1, 1, 1, 0.5), (1, 1.5, 1, 0.5), (1, 1, 1, 1.1), (1, 1, 1, -0.1), (1, 1, 1, float("nan"))]
+)
 def test_anneal_steps_of_nonsense(arguments: tuple[int, int, int, float]) -> None:
     with pytest.raises(EsperError, match="entropy annealing"):
         calculate_entropy_anneal_steps(*arguments)
@@ -106,15 +119,25 @@ ENVS, STEPS = 4, 3
 def agent_with_rollout(bf16: bool = False) -> PPOAgent:
     torch.manual_seed(0)
     policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8), bf16=bf16)
-    agent = PPOAgent(policy, PPOConfig(epochs=2, minibatches=2, bf16=bf16), num_envs=ENVS, num_steps=STEPS, num_slots=1, seed=0)
+    agent = PPOAgent(
+        policy,
+        PPOConfig(epochs=2, minibatches=2, bf16=bf16),
+        num_envs=ENVS,
+        num_steps=STEPS,
+        num_slots=1,
+        seed=0,
+    )
     play(agent)
     return agent
 
 
 def play(agent: PPOAgent) -> None:
     _, *parameters, ops = head_sizes(1)
-    masks = ActionMasks(torch.ones(ENVS, ops, dtype=torch.bool), torch.ones(ENVS, ops, 1, dtype=torch.bool),
-                        *(torch.ones(ENVS, n, dtype=torch.bool) for n in parameters))
+    masks = ActionMasks(
+        torch.ones(ENVS, ops, dtype=torch.bool),
+        torch.ones(ENVS, ops, 1, dtype=torch.bool),
+        *(torch.ones(ENVS, n, dtype=torch.bool) for n in parameters),
+    )
     obs = PolicyObservation(torch.ones(ENVS, 2), torch.zeros(ENVS, 1, 2), torch.full((ENVS, 1), -1))
     hidden = agent.initial_hidden()
     agent.begin_rollout(hidden)
@@ -123,7 +146,9 @@ def play(agent: PPOAgent) -> None:
         reset = torch.full((ENVS,), t == 0)
         step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
         reward = torch.rand(ENVS, generator=torch.Generator().manual_seed(t))
-        agent.record(obs, masks, step, reward=reward, terminal=torch.full((ENVS,), t + 1 == STEPS), reset=reset)
+        agent.record(
+            obs, masks, step, reward=reward, terminal=torch.full((ENVS,), t + 1 == STEPS), reset=reset
+        )
         assert step.hidden is not None
         hidden = step.hidden
 

@@ -1,4 +1,5 @@
 """The entry point: its seams, what it refuses, and what it does when numbers go wrong."""
+
 from __future__ import annotations
 
 import ast
@@ -22,8 +23,13 @@ from run_helpers import SMALL, last_checkpoint, rows, story, train
 
 def test_the_entry_point_is_one_flat_function() -> None:
     tree = ast.parse(inspect.getsource(vectorized))
-    nested = [inner.name for outer in ast.walk(tree) if isinstance(outer, ast.FunctionDef)
-              for inner in ast.walk(outer) if isinstance(inner, ast.FunctionDef) and inner is not outer]
+    nested = [
+        inner.name
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.FunctionDef)
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.FunctionDef) and inner is not outer
+    ]
     assert not nested
     assert len(inspect.getsource(vectorized_trainer).splitlines()) < 600
 
@@ -61,12 +67,24 @@ def test_collaborators_are_looked_up_when_a_run_is_built(monkeypatch) -> None:
             return nullcontext()
 
     original = vectorized.collect_per_layer_gradients
-    for name, value in {"RewardNormalizer": Normalizer, "SharedBatchIterator": Batches, "PPOAgent": Agent, "get_hub": hub,
-                        "collect_per_layer_gradients": gradients, "torch_amp": Amp}.items():
+    for name, value in {
+        "RewardNormalizer": Normalizer,
+        "SharedBatchIterator": Batches,
+        "PPOAgent": Agent,
+        "get_hub": hub,
+        "collect_per_layer_gradients": gradients,
+        "torch_amp": Amp,
+    }.items():
         monkeypatch.setattr(vectorized, name, value)
     agent, _ = train_ppo_vectorized(**{**SMALL, "rounds": 1, "amp": "bf16", "telemetry": {"level": "debug"}})
-    assert set(seen) == {"RewardNormalizer", "SharedBatchIterator", "PPOAgent", "get_hub", "collect_per_layer_gradients",
-                         "torch_amp.autocast"}
+    assert set(seen) == {
+        "RewardNormalizer",
+        "SharedBatchIterator",
+        "PPOAgent",
+        "get_hub",
+        "collect_per_layer_gradients",
+        "torch_amp.autocast",
+    }
     assert isinstance(agent, Agent)
 
 
@@ -84,9 +102,15 @@ def test_every_phase_of_a_round_is_timed(tmp_path) -> None:
     from esper.nissa import RunDirectory
 
     train(tmp_path / "run")
-    (first, _) = [e["data"] for e in RunDirectory.open(tmp_path / "run").events() if e["event_type"] == "batch_completed"]
+    (first, _) = [
+        e["data"]
+        for e in RunDirectory.open(tmp_path / "run").events()
+        if e["event_type"] == "batch_completed"
+    ]
     phases = {name: value for name, value in first.items() if name.endswith("_seconds")}
-    assert set(phases) == {f"{p}_seconds" for p in ("train", "validate", "sense", "decide", "act", "record", "update")}
+    assert set(phases) == {
+        f"{p}_seconds" for p in ("train", "validate", "sense", "decide", "act", "record", "update")
+    }
     assert all(value > 0 for value in phases.values())
     assert sum(phases.values()) == pytest.approx(first["seconds"])
 
@@ -118,7 +142,9 @@ def test_a_host_that_blows_up_is_rolled_back_and_pays_once(epoch, tmp_path, monk
     update = PPOAgent.update
 
     def look(agent):
-        buffers.append({name: column[:, :agent.buffer.length].clone() for name, column in agent.buffer.columns.items()})
+        buffers.append(
+            {name: column[:, : agent.buffer.length].clone() for name, column in agent.buffer.columns.items()}
+        )
         return update(agent)
 
     monkeypatch.setattr(PPOAgent, "update", look)
@@ -162,7 +188,11 @@ def test_a_policy_loss_that_is_not_finite_is_skipped_and_reported(tmp_path, monk
     events = story(tmp_path / "run")
     first, second = [e["data"] for e in events if e["event_type"] == "ppo_update"]
     assert (first["skipped_steps"], second["skipped_steps"]) == (1, 0)
-    assert [e["data"]["code"] for e in events if e["event_type"] == "alert" and e["data"]["code"] == "skipped_steps"]
+    assert [
+        e["data"]["code"]
+        for e in events
+        if e["event_type"] == "alert" and e["data"]["code"] == "skipped_steps"
+    ]
     assert all(torch.isfinite(p).all() for p in agent.policy.network.parameters())
 
 
@@ -171,24 +201,29 @@ def test_an_anomaly_raises_the_level_of_the_rounds_after_it(tmp_path, monkeypatc
     monkeypatch.setattr(Poisoned, "at", 4)
     monkeypatch.setattr(Poisoned, "channels", slice(None))
     train(tmp_path / "run", rounds=4, telemetry={"escalation_rounds": 2})
-    levels = [e["data"]["telemetry_level"] for e in story(tmp_path / "run") if e["event_type"] == "batch_completed"]
+    levels = [
+        e["data"]["telemetry_level"] for e in story(tmp_path / "run") if e["event_type"] == "batch_completed"
+    ]
     assert levels[0] == "normal"
     assert levels[1] == "debug"
     assert len(rows(tmp_path / "run", "steps")) == 4 * SMALL["envs"] * SMALL["episode_length"]
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"task": "digits_of_pi"}, "digits_of_pi.*digits_shift"),
-    ({"slots": ["r9c9"]}, "r9c9.*r0c0"),
-    ({"reward": {"mode": "generous"}}, "generous.*sparse"),
-    ({"colour": "red"}, "colour"),
-    ({"rollout_length": 99}, "rollout_length 99"),
-    ({"val_size": 5000}, "5000"),
-    ({"devices": ["cuda:7"]}, "cuda:7.*cpu"),
-    ({"devices": ["abacus"]}, "abacus.*cpu"),
-    ({"population": 5}, "5"),
-    ({"amp": "fp16"}, "fp16"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task": "digits_of_pi"}, "digits_of_pi.*digits_shift"),
+        ({"slots": ["r9c9"]}, "r9c9.*r0c0"),
+        ({"reward": {"mode": "generous"}}, "generous.*sparse"),
+        ({"colour": "red"}, "colour"),
+        ({"rollout_length": 99}, "rollout_length 99"),
+        ({"val_size": 5000}, "5000"),
+        ({"devices": ["cuda:7"]}, "cuda:7.*cpu"),
+        ({"devices": ["abacus"]}, "abacus.*cpu"),
+        ({"population": 5}, "5"),
+        ({"amp": "fp16"}, "fp16"),
+    ],
+)
 def test_what_cannot_be_run_is_refused_by_name(changes, message) -> None:
     with pytest.raises((EsperError, TypeError), match=message):
         train_ppo_vectorized(**{**SMALL, **changes})
@@ -219,7 +254,9 @@ class TestResume:
         return shutil.copytree(finished, tmp_path / "run")
 
     def test_another_task(self, finished) -> None:
-        with pytest.raises(EsperError, match="task is 'digits_impaired' in the checkpoint and 'digits_scale'"):
+        with pytest.raises(
+            EsperError, match="task is 'digits_impaired' in the checkpoint and 'digits_scale'"
+        ):
             train(finished, task="digits_scale", resume="auto")
 
     def test_another_slot_layout(self, finished) -> None:
@@ -255,7 +292,11 @@ class TestResume:
     def test_only_the_last_few_and_the_best_are_kept(self, tmp_path) -> None:
         train(tmp_path / "run", rounds=5, keep_last=2, episode_length=4)
         names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-        assert names == ["best.safetensors", "round-000004-epoch-0000.safetensors", "round-000005-epoch-0000.safetensors"]
+        assert names == [
+            "best.safetensors",
+            "round-000004-epoch-0000.safetensors",
+            "round-000005-epoch-0000.safetensors",
+        ]
         assert last_checkpoint(tmp_path / "run")[1]["progress"]["round_idx"] == 5
 
 
@@ -267,7 +308,9 @@ def test_memory_does_not_grow_with_rounds() -> None:
         def emit(self, seq, event):
             if event.event_type == "batch_completed":
                 gc.collect()
-                counts.append((len(gc.get_objects()), sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())))
+                counts.append(
+                    (len(gc.get_objects()), sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
+                )
 
     hub = TelemetryHub([Counter()])
     from unittest.mock import patch

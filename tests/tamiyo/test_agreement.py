@@ -1,4 +1,6 @@
-"""Masks and executor agree: over random steps of real environments, whatever is unmasked executes and nothing else would."""
+"""Masks and executor agree: over random steps of real environments, whatever is unmasked executes and nothing
+else would."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,9 +20,15 @@ def possible(env, seen, i: int, actions) -> None:
     """Every operation in every slot: the executor's preflight refuses exactly what the mask leaves out."""
     for op in LifecycleOp:
         for slot in range(seen.table.shape[1]):
-            action = replace(FactoredAction.from_indices(*actions[i]), op=op, slot_idx=slot,
-                             blueprint=max(env.rules.blueprints))
-            spec = parse_sampled_action(i, action.to_indices(), seen.reports[i], env.rules, val_loss=1.0, val_accuracy=50.0)
+            action = replace(
+                FactoredAction.from_indices(*actions[i]),
+                op=op,
+                slot_idx=slot,
+                blueprint=max(env.rules.blueprints),
+            )
+            spec = parse_sampled_action(
+                i, action.to_indices(), seen.reports[i], env.rules, val_loss=1.0, val_accuracy=50.0
+            )
             assert (spec.veto is None) == bool(seen.masks.slot_by_op[i, op, slot]), (op, slot, spec.veto)
 
 

@@ -1,4 +1,6 @@
-"""Observations from real environments: the docs are current, nothing is NaN, unmeasured is marked, and a few by hand."""
+"""Observations from real environments: the docs are current, nothing is NaN, unmeasured is marked, and a few
+by hand."""
+
 from __future__ import annotations
 
 import math
@@ -28,8 +30,13 @@ def observe(env, epoch: int, *, sensors=None):
     env.train_epoch(epoch)
     env.validate(epoch)
     seen = env.sense(epoch)
-    inputs = stack_inputs(seen.signals, seen.table, seen.sensors if sensors is None else sensors,
-                          last_op=[e.last_op for e in env.envs], last_success=[e.last_success for e in env.envs])
+    inputs = stack_inputs(
+        seen.signals,
+        seen.table,
+        seen.sensors if sensors is None else sensors,
+        last_op=[e.last_op for e in env.envs],
+        last_success=[e.last_success for e in env.envs],
+    )
     return seen, inputs, batch_obs_to_features(inputs)
 
 
@@ -57,13 +64,24 @@ def played():
 
 def described() -> str:
     """docs/observations.md as the tables make it. After a change of them: `DOCS.write_text(described())`."""
-    lines = ["# Observations", "",
-             "Made from the table in `tamiyo/features.py`; a test keeps it current. A feature marked *bit* takes two columns:",
-             "its value, and whether it was measured.", ""]
+    lines = [
+        "# Observations",
+        "",
+        "Made from the table in `tamiyo/features.py`; a test keeps it current. A feature marked *bit* takes two columns:",
+        "its value, and whether it was measured.",
+        "",
+    ]
     for title, table in (("Of the whole network", BASE), ("Of each slot", SLOT)):
-        lines += [f"## {title}: {sum(f.width for f in table)} columns", "", "| column | name | meaning | |", "|---|---|---|---|"]
+        lines += [
+            f"## {title}: {sum(f.width for f in table)} columns",
+            "",
+            "| column | name | meaning | |",
+            "|---|---|---|---|",
+        ]
         first = first_columns(table)
-        lines += [f"| {first[f.name]} | `{f.name}` | {f.meaning} | {'bit' if f.optional else ''} |" for f in table]
+        lines += [
+            f"| {first[f.name]} | `{f.name}` | {f.meaning} | {'bit' if f.optional else ''} |" for f in table
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -95,7 +113,9 @@ def test_by_hand(played) -> None:
     seen, _, obs = played[5]
     signals = seen.signals
     assert obs.base[:, column(BASE, "progress")].flatten().tolist() == pytest.approx([6 / 12] * 8)
-    assert obs.base[:, column(BASE, "val_accuracy")].flatten().tolist() == pytest.approx([s.val_accuracy / 100 for s in signals])
+    assert obs.base[:, column(BASE, "val_accuracy")].flatten().tolist() == pytest.approx(
+        [s.val_accuracy / 100 for s in signals]
+    )
     slope = obs.base[:, column(BASE, "accuracy_slope_3")]
     wanted = [np.clip((s.accuracy_history[-1] - s.accuracy_history[-4]) / 30, -3, 3) for s in signals]
     assert slope[:, 0].tolist() == pytest.approx(wanted, abs=1e-6)
@@ -108,7 +128,9 @@ def test_by_hand(played) -> None:
                 assert bit.item() == (record["stage"] == stage)
             value, measured = obs.slots[env, slot, column(SLOT, "contribution")].tolist()
             assert measured == (not math.isnan(record["contribution"]))
-            assert value == pytest.approx(np.clip(record["contribution"] / 10, -3, 3) if measured else 0.0, abs=1e-6)
+            assert value == pytest.approx(
+                np.clip(record["contribution"] / 10, -3, 3) if measured else 0.0, abs=1e-6
+            )
 
 
 def test_what_is_gone_pays_no_rent(played) -> None:
@@ -119,7 +141,9 @@ def test_what_is_gone_pays_no_rent(played) -> None:
         there = np.where(np.isin(table["stage"], tuple(COOLDOWN_STAGES)), 0, table["params"])
         gone += int((there != table["params"]).sum())
         share = there / max(table["host_params"].max(), 1)
-        assert obs.base[:, column(BASE, "rent")].flatten().tolist() == pytest.approx(np.log1p(share.sum(1)).tolist(), abs=1e-6)
+        assert obs.base[:, column(BASE, "rent")].flatten().tolist() == pytest.approx(
+            np.log1p(share.sum(1)).tolist(), abs=1e-6
+        )
         size = obs.slots[..., column(SLOT, "size")].flatten().tolist()
         assert size == pytest.approx(np.log1p(share).ravel().tolist(), abs=1e-6)
     assert gone
@@ -147,7 +171,9 @@ def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
     sensors = seen.sensors.copy()
     sensors[2] = math.nan
     sensors[3, 0, 1] = math.inf
-    obs = batch_obs_to_features(stack_inputs(seen.signals, seen.table, sensors, last_op=[0] * 8, last_success=[True] * 8))
+    obs = batch_obs_to_features(
+        stack_inputs(seen.signals, seen.table, sensors, last_op=[0] * 8, last_success=[True] * 8)
+    )
     at = column(SLOT, "boundary_norm")
     assert obs.slots[2][:, at].eq(0).all()
     assert obs.slots[3, 1, at].eq(0).all()
@@ -158,7 +184,9 @@ def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
 
 def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
     seen, _, _ = played[3]
-    inputs = stack_inputs(seen.signals, seen.table, seen.sensors[:, :3], last_op=[0] * 8, last_success=[True] * 8)
+    inputs = stack_inputs(
+        seen.signals, seen.table, seen.sensors[:, :3], last_op=[0] * 8, last_success=[True] * 8
+    )
     assert batch_obs_to_features(inputs).slots[..., column(SLOT, "tap_ratio")].eq(0).all()
     with pytest.raises(EsperError, match="sensors"):
         stack_inputs(seen.signals, seen.table, seen.sensors[:4], last_op=[0] * 8, last_success=[True] * 8)

@@ -1,4 +1,5 @@
 """Each rule of the heuristic on a made-up observation, and a real episode through the environment."""
+
 from __future__ import annotations
 
 import math
@@ -18,9 +19,23 @@ from esper.leyline import (
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import BASE_COLUMN, SLOT_COLUMN, Heuristic, HeuristicConfig
 
-CONFIG = HeuristicConfig(blueprints=("conv_light", "depthwise"), min_progress=0.1, max_progress=0.6, max_rank=0.5,
-                         rank_step=0.8, min_tap_ratio=1.2, strong_tap_ratio=1.25, plateau_epochs=3, growth_weight=0.5,
-                         depth_price=1.0, max_seeds=2, max_live=1, fail_age=0.15, fail_drop=2.0, min_contribution=0.5)
+CONFIG = HeuristicConfig(
+    blueprints=("conv_light", "depthwise"),
+    min_progress=0.1,
+    max_progress=0.6,
+    max_rank=0.5,
+    rank_step=0.8,
+    min_tap_ratio=1.2,
+    strong_tap_ratio=1.25,
+    plateau_epochs=3,
+    growth_weight=0.5,
+    depth_price=1.0,
+    max_seeds=2,
+    max_live=1,
+    fail_age=0.15,
+    fail_drop=2.0,
+    min_contribution=0.5,
+)
 LIGHT, DEPTHWISE = (BLUEPRINT_ID_TO_INDEX[name] for name in CONFIG.blueprints)
 BADLY_OFF = {"progress": 0.4}
 """A network in which seeds may be planted."""
@@ -31,10 +46,18 @@ def taps(ratio: float) -> float:
     return math.log(ratio) / 4
 
 
-def decide(policy: Heuristic, legal: dict[str, list[int]], *, base: dict[str, float] | None = None,
-           slots: tuple[dict[str, float], ...] = ()) -> tuple[str, int, int]:
-    """One env, three slots; `slots` describes the first ones, `legal` maps operations to the slots where they are allowed."""
-    obs = PolicyObservation(torch.zeros(1, BASE_DIM), torch.zeros(1, 3, SLOT_DIM), torch.tensor([[LIGHT, -1, -1]]))
+def decide(
+    policy: Heuristic,
+    legal: dict[str, list[int]],
+    *,
+    base: dict[str, float] | None = None,
+    slots: tuple[dict[str, float], ...] = (),
+) -> tuple[str, int, int]:
+    """One env, three slots; `slots` describes the first ones, `legal` maps operations to the slots where they
+    are allowed."""
+    obs = PolicyObservation(
+        torch.zeros(1, BASE_DIM), torch.zeros(1, 3, SLOT_DIM), torch.tensor([[LIGHT, -1, -1]])
+    )
     obs.slots[0, :, SLOT_COLUMN["depth"]] = torch.tensor([0.0, 0.5, 1.0])
     for name, value in (base or {}).items():
         obs.base[0, BASE_COLUMN[name]] = value
@@ -45,8 +68,12 @@ def decide(policy: Heuristic, legal: dict[str, list[int]], *, base: dict[str, fl
     by_op[:, LifecycleOp.WAIT] = True
     for op, places in legal.items():
         by_op[0, LifecycleOp[op], places] = True
-    masks = ActionMasks(by_op.any(2), by_op, torch.ones(1, 13, dtype=torch.bool),
-                        *(torch.ones(1, n, dtype=torch.bool) for n in (4, 3, 3, 4, 5)))
+    masks = ActionMasks(
+        by_op.any(2),
+        by_op,
+        torch.ones(1, 13, dtype=torch.bool),
+        *(torch.ones(1, n, dtype=torch.bool) for n in (4, 3, 3, 4, 5)),
+    )
     action = policy.act(obs, None, masks).actions[0].tolist()
     return LifecycleOp(action[-1]).name, action[0], action[1]
 
@@ -70,13 +97,18 @@ def test_it_plants_where_spatial_reach_is_missing() -> None:
 def test_a_network_that_can_express_enough_is_left_alone() -> None:
     free = {"GERMINATE": [0, 1, 2]}
     for ranks, wanted in (((0.6, 0.9, 0.51), "WAIT"), ((0.6, 0.9, 0.49), "GERMINATE")):
-        slots = tuple(slot | {"feature_rank": rank} for slot, rank in zip(sensed(1.1, 2.0, 1.0), ranks, strict=True))
+        slots = tuple(
+            slot | {"feature_rank": rank} for slot, rank in zip(sensed(1.1, 2.0, 1.0), ranks, strict=True)
+        )
         assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=slots)[0] == wanted
 
 
 def test_a_second_seed_needs_a_lower_rank() -> None:
     for rank, wanted in ((0.39, "GERMINATE"), (0.41, "WAIT")):
-        slots = ({"stage_fossilized": 1.0, "feature_rank": rank}, *(s | {"feature_rank": 1.0} for s in sensed(2.0)))
+        slots = (
+            {"stage_fossilized": 1.0, "feature_rank": rank},
+            *(s | {"feature_rank": 1.0} for s in sensed(2.0)),
+        )
         slots = (*slots, {"feature_rank": 1.0})
         assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [1]}, base=BADLY_OFF, slots=slots)[0] == wanted
 
@@ -108,8 +140,15 @@ def test_it_plants_anywhere_when_the_host_has_settled_and_stands_still() -> None
         assert decide(Heuristic(CONFIG, 1), free, base=still | change)[0] == "WAIT", change
 
 
-@pytest.mark.parametrize(("stages", "wanted"), [
-    ((), "GERMINATE"), (("fossilized",), "GERMINATE"), (("blending",), "WAIT"), (("fossilized", "fossilized"), "WAIT")])
+@pytest.mark.parametrize(
+    ("stages", "wanted"),
+    [
+        ((), "GERMINATE"),
+        (("fossilized",), "GERMINATE"),
+        (("blending",), "WAIT"),
+        (("fossilized", "fossilized"), "WAIT"),
+    ],
+)
 def test_seeds_are_limited(stages, wanted) -> None:
     slots = [dict(slot) for slot in sensed(1.0, 1.0, 3.0)]
     for slot, stage in enumerate(stages):
@@ -155,8 +194,13 @@ def test_a_real_episode_is_legal_and_grows() -> None:
         env.train_epoch(epoch)
         env.validate(epoch)
         seen = env.sense(epoch)
-        inputs = stack_inputs(seen.signals, seen.table, seen.sensors, last_op=[e.last_op for e in env.envs],
-                              last_success=[e.last_success for e in env.envs])
+        inputs = stack_inputs(
+            seen.signals,
+            seen.table,
+            seen.sensors,
+            last_op=[e.last_op for e in env.envs],
+            last_success=[e.last_success for e in env.envs],
+        )
         result = env.act(seen, policy.act(batch_obs_to_features(inputs), None, seen.masks).actions.tolist())
         assert all(outcome.executed for outcome in result.outcomes)
     assert all(outcome.germinated for outcome in env.ledger.outcomes)

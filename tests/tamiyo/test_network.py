@@ -1,4 +1,5 @@
 """The policy network: sizes, symmetry over slots, exact resets inside sequences, and how it starts."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,8 +20,11 @@ def make(seed: int = 0, **sizes: int) -> TamiyoNetwork:
 
 def observe(envs: int, steps: int, slots: int, seed: int = 1) -> PolicyObservation:
     g = torch.Generator().manual_seed(seed)
-    return PolicyObservation(torch.randn(envs, steps, BASE, generator=g), torch.randn(envs, steps, slots, SLOT, generator=g),
-                             torch.randint(-1, 13, (envs, steps, slots), generator=g))
+    return PolicyObservation(
+        torch.randn(envs, steps, BASE, generator=g),
+        torch.randn(envs, steps, slots, SLOT, generator=g),
+        torch.randint(-1, 13, (envs, steps, slots), generator=g),
+    )
 
 
 def no_reset(envs: int, steps: int) -> torch.Tensor:
@@ -80,8 +84,11 @@ def test_a_broken_state_does_not_survive_its_reset() -> None:
 def test_starts_near_uniform_and_with_memories_of_every_length() -> None:
     network = make(hidden=64)
     features, _ = network(observe(8, 2, 3), network.initial_hidden(8), no_reset(8, 2))
-    for logits in (network.op_logits(features), network.slot_logits(features),
-                   network.parameter_logits(features.context, features.slots[..., 0, :])):
+    for logits in (
+        network.op_logits(features),
+        network.slot_logits(features),
+        network.parameter_logits(features.context, features.slots[..., 0, :]),
+    ):
         assert logits.abs().max() < 0.15
     forget = network.lstm.bias_ih_l0[64:128].sigmoid()
     lifetimes = 1 / (1 - forget)
@@ -94,10 +101,14 @@ def test_an_empty_slot_has_its_own_trainable_embedding() -> None:
     context = []
     for blueprint in (-1, 0):
         blueprints = torch.full((1, 1, 1), blueprint)
-        features, _ = network(PolicyObservation(obs.base, obs.slots, blueprints), network.initial_hidden(1), no_reset(1, 1))
+        features, _ = network(
+            PolicyObservation(obs.base, obs.slots, blueprints), network.initial_hidden(1), no_reset(1, 1)
+        )
         context.append(features.context)
     assert not torch.allclose(*context)
-    context[0][..., 0].sum().backward()  # of all channels the sum is constant: the context is a sum of layer norms
+    context[0][
+        ..., 0
+    ].sum().backward()  # of all channels the sum is constant: the context is a sum of layer norms
     gradient = network.blueprint_embedding.weight.grad
     assert gradient is not None
     assert gradient[13].abs().sum() > 0
@@ -122,9 +133,17 @@ def test_every_relevant_parameter_has_logits_of_its_own() -> None:
 def test_wrong_feature_sizes_are_named() -> None:
     network, obs = make(), observe(1, 1, 2)
     with pytest.raises(ShapeError, match=r"base has 8 features; the network reads 7"):
-        network(PolicyObservation(torch.zeros(1, 1, 8), obs.slots, obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
+        network(
+            PolicyObservation(torch.zeros(1, 1, 8), obs.slots, obs.blueprints),
+            network.initial_hidden(1),
+            no_reset(1, 1),
+        )
     with pytest.raises(ShapeError, match=r"slots has 9 features; the network reads 5"):
-        network(PolicyObservation(obs.base, torch.zeros(1, 1, 2, 9), obs.blueprints), network.initial_hidden(1), no_reset(1, 1))
+        network(
+            PolicyObservation(obs.base, torch.zeros(1, 1, 2, 9), obs.blueprints),
+            network.initial_hidden(1),
+            no_reset(1, 1),
+        )
 
 
 def test_a_deprived_network_answers_the_same_whatever_it_cannot_see_or_remember() -> None:

@@ -1,4 +1,6 @@
-"""The policy's distribution, sampling, entropy and files. E envs, S slots; every reference here is computed another way."""
+"""The policy's distribution, sampling, entropy and files. E envs, S slots; every reference here is computed
+another way."""
+
 from __future__ import annotations
 
 import itertools
@@ -58,8 +60,11 @@ def make_policy(*, seed: int = 0, peaked: float = 1.0, bf16: bool = False) -> Re
 
 def observe(envs: int, slots: int, seed: int = 1) -> PolicyObservation:
     g = torch.Generator().manual_seed(seed)
-    return PolicyObservation(torch.randn(envs, BASE, generator=g), torch.randn(envs, slots, SLOT_DIM, generator=g),
-                             torch.randint(-1, 13, (envs, slots), generator=g))
+    return PolicyObservation(
+        torch.randn(envs, BASE, generator=g),
+        torch.randn(envs, slots, SLOT_DIM, generator=g),
+        torch.randint(-1, 13, (envs, slots), generator=g),
+    )
 
 
 def random_masks(envs: int, slots: int, seed: int = 2, share: float = 0.6) -> ActionMasks:
@@ -109,9 +114,13 @@ def legal_actions(masks: ActionMasks, env: int) -> Tensor:
 
 def distribution(policy: RecurrentPolicy, obs: PolicyObservation, masks: ActionMasks, epsilon: float):
     envs = len(obs.base)
-    return policy.distribution(map_tensors(obs, lambda t: t.unsqueeze(1)), policy.initial_hidden(envs),
-                               map_tensors(masks, lambda t: t.unsqueeze(1)), reset=torch.zeros(envs, 1, dtype=torch.bool),
-                               epsilon=torch.full((envs, 1), epsilon))[0]
+    return policy.distribution(
+        map_tensors(obs, lambda t: t.unsqueeze(1)),
+        policy.initial_hidden(envs),
+        map_tensors(masks, lambda t: t.unsqueeze(1)),
+        reset=torch.zeros(envs, 1, dtype=torch.bool),
+        epsilon=torch.full((envs, 1), epsilon),
+    )[0]
 
 
 class TestParity:
@@ -125,19 +134,35 @@ class TestParity:
         hidden = first = (torch.randn(envs, 32), torch.randn(envs, 32))
         taken = []
         for t in range(steps):
-            step = policy.act(seen[t], hidden, masks[t], uniforms=uniforms(envs, seed=t), epsilon=epsilon, reset=reset[:, t])
+            step = policy.act(
+                seen[t], hidden, masks[t], uniforms=uniforms(envs, seed=t), epsilon=epsilon, reset=reset[:, t]
+            )
             assert (step.actions[:, OP] == op).all()
             assert step.hidden is not None
             hidden = step.hidden
             taken.append(step)
         again = policy.evaluate(
-            PolicyObservation(*(torch.stack([getattr(o, f.name) for o in seen], 1) for f in fields(PolicyObservation))), first,
+            PolicyObservation(
+                *(torch.stack([getattr(o, f.name) for o in seen], 1) for f in fields(PolicyObservation))
+            ),
+            first,
             ActionMasks(*(torch.stack([getattr(m, f.name) for m in masks], 1) for f in fields(ActionMasks))),
-            torch.stack([s.actions for s in taken], 1), reset=reset, epsilon=torch.full((envs, steps), epsilon))
-        torch.testing.assert_close(again.head_log_probs, torch.stack([s.head_log_probs for s in taken], 1), atol=1e-6, rtol=0)
-        torch.testing.assert_close(again.log_prob, torch.stack([s.log_prob for s in taken], 1), atol=1e-6, rtol=0)
-        torch.testing.assert_close(policy.network.denormalize(again.normalized_value), torch.stack([s.value for s in taken], 1),
-                                   atol=1e-6, rtol=0)
+            torch.stack([s.actions for s in taken], 1),
+            reset=reset,
+            epsilon=torch.full((envs, steps), epsilon),
+        )
+        torch.testing.assert_close(
+            again.head_log_probs, torch.stack([s.head_log_probs for s in taken], 1), atol=1e-6, rtol=0
+        )
+        torch.testing.assert_close(
+            again.log_prob, torch.stack([s.log_prob for s in taken], 1), atol=1e-6, rtol=0
+        )
+        torch.testing.assert_close(
+            policy.network.denormalize(again.normalized_value),
+            torch.stack([s.value for s in taken], 1),
+            atol=1e-6,
+            rtol=0,
+        )
 
     def test_value_alone_equals_the_value_of_acting(self) -> None:
         policy, obs, hidden = make_policy(), observe(3, 2), (torch.randn(3, 32), torch.randn(3, 32))
@@ -147,9 +172,14 @@ class TestParity:
     def test_bfloat16_acts_and_evaluates_alike_with_float32_probabilities(self) -> None:
         policy, obs, masks = make_policy(bf16=True), observe(4, 3), random_masks(4, 3)
         step = policy.act(obs, None, masks, uniforms=uniforms(4))
-        again = policy.evaluate(map_tensors(obs, lambda t: t.unsqueeze(1)), policy.initial_hidden(4),
-                                map_tensors(masks, lambda t: t.unsqueeze(1)), step.actions.unsqueeze(1),
-                                reset=torch.zeros(4, 1, dtype=torch.bool), epsilon=torch.zeros(4, 1))
+        again = policy.evaluate(
+            map_tensors(obs, lambda t: t.unsqueeze(1)),
+            policy.initial_hidden(4),
+            map_tensors(masks, lambda t: t.unsqueeze(1)),
+            step.actions.unsqueeze(1),
+            reset=torch.zeros(4, 1, dtype=torch.bool),
+            epsilon=torch.zeros(4, 1),
+        )
         assert again.log_prob.dtype == again.entropy.dtype == step.value.dtype == torch.float32
         torch.testing.assert_close(again.log_prob[:, 0], step.log_prob, atol=0.05, rtol=0)
         assert policy.network.op_head[0].weight.dtype == torch.float32
@@ -188,7 +218,9 @@ class TestLegality:
         policy = make_policy(peaked=10)
         for seed in range(5):
             masks = random_masks(6, slots, seed=seed, share=0.3)
-            masks.slot_by_op[:, 1:][~masks.op[:, 1:]] = False  # rows of illegal ops are empty, as the mask builder leaves them
+            masks.slot_by_op[:, 1:][~masks.op[:, 1:]] = (
+                False  # rows of illegal ops are empty, as the mask builder leaves them
+            )
             dist = distribution(policy, observe(6, slots), masks, 0.05 * seed)
             actions, _ = dist.sample(uniforms(6).unsqueeze(1))
             policy.network.zero_grad()
@@ -204,7 +236,9 @@ class TestLegality:
     def test_an_op_that_cannot_be_completed_is_an_error_that_names_head_and_env(self) -> None:
         masks = open_masks(4, 2)
         masks.blueprint[3] = False
-        with pytest.raises(EmptyMaskError, match="env 3: op GERMINATE is allowed, but no value of its head 'blueprint' is"):
+        with pytest.raises(
+            EmptyMaskError, match="env 3: op GERMINATE is allowed, but no value of its head 'blueprint' is"
+        ):
             make_policy().act(observe(4, 2), None, masks, deterministic=True)
         masks.op[3, OP_GERMINATE] = False
         make_policy().act(observe(4, 2), None, masks, deterministic=True)
@@ -234,7 +268,9 @@ class TestEntropy:
         for env in range(envs):
             log_probs = self.enumerate_log_probs(policy, obs, masks, env, epsilon)
             torch.testing.assert_close(log_probs.exp().sum(), torch.tensor(1.0), atol=1e-5, rtol=0)
-            torch.testing.assert_close(shares[env, 0].sum(), -(log_probs.exp() * log_probs).sum(), atol=1e-5, rtol=0)
+            torch.testing.assert_close(
+                shares[env, 0].sum(), -(log_probs.exp() * log_probs).sum(), atol=1e-5, rtol=0
+            )
 
     def test_above_ten_slots_the_sampled_share_is_right_on_average(self) -> None:
         policy, slots = make_policy(peaked=2), 11
@@ -248,18 +284,22 @@ class TestEntropy:
         torch.testing.assert_close(expected, -(log_probs.exp() * log_probs).sum(), atol=1e-5, rtol=0)
 
     @staticmethod
-    def enumerate_log_probs(policy: RecurrentPolicy, obs: PolicyObservation, masks: ActionMasks, env: int,
-                            epsilon: float) -> Tensor:
+    def enumerate_log_probs(
+        policy: RecurrentPolicy, obs: PolicyObservation, masks: ActionMasks, env: int, epsilon: float
+    ) -> Tensor:
         legal = legal_actions(masks, env)
-        one = map_tensors(obs, lambda t: t[env:env + 1].expand(len(legal), *t.shape[1:]))
-        one_masks = map_tensors(masks, lambda t: t[env:env + 1].expand(len(legal), *t.shape[1:]))
+        one = map_tensors(obs, lambda t: t[env : env + 1].expand(len(legal), *t.shape[1:]))
+        one_masks = map_tensors(masks, lambda t: t[env : env + 1].expand(len(legal), *t.shape[1:]))
         return distribution(policy, one, one_masks, epsilon).log_probs(legal.unsqueeze(1))[:, 0].sum(-1)
 
     @given(st.lists(st.floats(-60, 60), min_size=2, max_size=13), st.floats(0, 1), st.data())
     @settings(max_examples=200, deadline=None)
-    def test_mixture_is_a_distribution_with_a_floor_and_no_cap(self, logits: list[float], epsilon: float,
-                                                               data: st.DataObject) -> None:
-        mask = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)).filter(any)))
+    def test_mixture_is_a_distribution_with_a_floor_and_no_cap(
+        self, logits: list[float], epsilon: float, data: st.DataObject
+    ) -> None:
+        mask = torch.tensor(
+            data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)).filter(any))
+        )
         log_probs = mixture_log_probs(torch.tensor(logits), mask, torch.tensor([epsilon]))
         probs = log_probs.exp()
         legal = int(mask.sum())
@@ -281,7 +321,7 @@ class TestLearnability:
         assert (dist.op_log_probs.exp()[..., OP_WAIT] > 0.85).all()
         for op in range(1, NUM_OPS):
             weight = policy.network.op_head[0].weight
-            gradient, = torch.autograd.grad(dist.op_log_probs[..., op].sum(), weight, retain_graph=True)
+            (gradient,) = torch.autograd.grad(dist.op_log_probs[..., op].sum(), weight, retain_graph=True)
             assert gradient.isfinite().all()
             assert gradient.abs().max() > 1e-6
 
@@ -311,8 +351,13 @@ class TestSampling:
         hidden = (torch.randn(envs, 128), torch.randn(envs, 128))
         whole = policy.act(obs, hidden, masks, uniforms=u, epsilon=0.1)
         for count in (1, 2, 3, 4, 7, 16, 17, 33):
-            part = policy.act(map_tensors(obs, lambda t, n=count: t[:n]), (hidden[0][:count], hidden[1][:count]),
-                              map_tensors(masks, lambda t, n=count: t[:n]), uniforms=u[:count], epsilon=0.1)
+            part = policy.act(
+                map_tensors(obs, lambda t, n=count: t[:n]),
+                (hidden[0][:count], hidden[1][:count]),
+                map_tensors(masks, lambda t, n=count: t[:n]),
+                uniforms=u[:count],
+                epsilon=0.1,
+            )
             assert part.hidden is not None
             assert whole.hidden is not None
             for name in ("actions", "log_prob", "head_log_probs", "value", "op_probs"):
@@ -324,20 +369,26 @@ class TestSampling:
         policy, envs = make_policy(), 4096
         obs = map_tensors(observe(1, 2), lambda t: t.expand(envs, *t.shape[1:]))
         masks = map_tensors(random_masks(1, 2, share=0.8), lambda t: t.expand(envs, *t.shape[1:]))
-        step = policy.act(obs, None, masks, uniforms=torch.rand(envs, NUM_HEADS, generator=torch.Generator().manual_seed(0)))
+        step = policy.act(
+            obs, None, masks, uniforms=torch.rand(envs, NUM_HEADS, generator=torch.Generator().manual_seed(0))
+        )
         frequency = step.actions[:, OP].bincount(minlength=NUM_OPS) / envs
         torch.testing.assert_close(frequency, step.op_probs[0], atol=4 * 0.5 / envs**0.5, rtol=0)
 
     def test_the_largest_uniform_still_picks_a_legal_action(self) -> None:
         policy, masks = make_policy(), random_masks(8, 3, share=0.3)
-        step = policy.act(observe(8, 3), None, masks, uniforms=torch.full((8, NUM_HEADS), 1 - 2.0**-53, dtype=torch.float64))
+        step = policy.act(
+            observe(8, 3), None, masks, uniforms=torch.full((8, NUM_HEADS), 1 - 2.0**-53, dtype=torch.float64)
+        )
         assert step.log_prob.isfinite().all()
 
     def test_deterministic_takes_the_mode_of_each_factor(self) -> None:
         policy, obs, masks = make_policy(), observe(5, 3), random_masks(5, 3)
         step = policy.act(obs, None, masks, deterministic=True)
         assert torch.equal(step.actions[:, OP], step.op_probs.argmax(-1))
-        assert torch.equal(step.actions, policy.act(obs, None, masks, deterministic=True, epsilon=0.5).actions)
+        assert torch.equal(
+            step.actions, policy.act(obs, None, masks, deterministic=True, epsilon=0.5).actions
+        )
 
     def test_sampling_without_random_numbers_is_an_error(self) -> None:
         with pytest.raises(ShapeError, match=r"uniforms of shape \(2, 8\), got none"):
@@ -374,7 +425,7 @@ class TestFiles:
         make_policy().save(tmp_path / "p")
         data = (tmp_path / "p").read_bytes()
         size = int.from_bytes(data[:8], "little")
-        meta = json.loads(json.loads(data[8:8 + size])["__metadata__"]["esper"])
+        meta = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["esper"])
         contract = meta["schema"]["actions"].encode()
         (tmp_path / "p").write_bytes(data.replace(contract, b"0" * len(contract)))
         with pytest.raises(StructureError, match="actions is '0000"):
@@ -410,6 +461,11 @@ class TestFiles:
 
     def test_the_schema_hash_changes_with_each_part(self) -> None:
         policy = make_policy()
-        schemas = [policy.schema(), RecurrentPolicy(policy.network, feature_schema="other").schema(),
-                   RecurrentPolicy(TamiyoNetwork(BASE, SLOT_DIM, hidden=48), feature_schema="test-features").schema()]
+        schemas = [
+            policy.schema(),
+            RecurrentPolicy(policy.network, feature_schema="other").schema(),
+            RecurrentPolicy(
+                TamiyoNetwork(BASE, SLOT_DIM, hidden=48), feature_schema="test-features"
+            ).schema(),
+        ]
         assert len({schema_hash(s) for s in schemas}) == 3

@@ -1,4 +1,6 @@
-"""Policies without learning, in real environments: legal, independent of the number of envs, and on schedule."""
+"""Policies without learning, in real environments: legal, independent of the number of envs, and on
+schedule."""
+
 from __future__ import annotations
 
 import pytest
@@ -63,8 +65,14 @@ def test_a_schedule_is_kept_one_action_at_a_time() -> None:
     assert torch.equal(actions[0], actions[2])
 
 
-@pytest.mark.parametrize(("bad", "error"), [
-    (Planting(1, 0, "conv_huge"), BlueprintError), (Planting(0, 0, "norm"), EsperError), (Planting(1, -1, "norm"), EsperError)])
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (Planting(1, 0, "conv_huge"), BlueprintError),
+        (Planting(0, 0, "norm"), EsperError),
+        (Planting(1, -1, "norm"), EsperError),
+    ],
+)
 def test_bad_schedules(bad, error) -> None:
     with pytest.raises(error, match="schedule"):
         FixedSchedule([[bad]])

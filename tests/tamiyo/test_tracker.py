@@ -1,4 +1,5 @@
 """Signals by hand computation: plateau, settling, best, and a peek that leaves no trace."""
+
 from __future__ import annotations
 
 import math
@@ -42,14 +43,27 @@ def test_peek_says_what_update_would_and_leaves_no_trace(seen, loss, accuracy) -
 def test_plateau_counts_epochs_that_gain_too_little_and_starts_over() -> None:
     tracker = SignalTracker(20)
     accuracies = [10.0, 10.4, 10.8, 11.3, 11.3, 11.2]
-    assert [feed(tracker, i, 1.0, a).plateau_epochs for i, a in enumerate(accuracies, 1)] == [0, 1, 2, 0, 1, 2]
+    assert [feed(tracker, i, 1.0, a).plateau_epochs for i, a in enumerate(accuracies, 1)] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+    ]
 
 
-@pytest.mark.parametrize(("losses", "settled"), [
-    ([2.0, 1.99, 1.98, 1.97], [False, False, False, True]),
-    ([2.0, 1.9, 1.89, 1.88, 1.87], [False, False, False, False, True]),  # 5 % better is not stable
-    ([2.0, 2.2, 2.21, 2.22, 2.23, 1.0], [False, False, False, False, True, True]),  # 10 % worse is not; settled stays so
-])
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
+        ([2.0, 1.99, 1.98, 1.97], [False, False, False, True]),
+        ([2.0, 1.9, 1.89, 1.88, 1.87], [False, False, False, False, True]),  # 5 % better is not stable
+        (
+            [2.0, 2.2, 2.21, 2.22, 2.23, 1.0],
+            [False, False, False, False, True, True],
+        ),  # 10 % worse is not; settled stays so
+    ],
+)
 def test_settling(losses, settled) -> None:
     tracker = SignalTracker(20)
     assert [feed(tracker, i, loss, 50.0).host_stabilized for i, loss in enumerate(losses, 1)] == settled

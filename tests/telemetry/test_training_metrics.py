@@ -1,4 +1,5 @@
 """What a real run records is what happened: metrics, counts and outcomes against the run's own results."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,4 +1,5 @@
 """Device names: what is accepted, and what each refusal says."""
+
 from __future__ import annotations
 
 import pytest
@@ -31,11 +32,29 @@ def test_what_the_machine_has(text: str) -> None:
 
 
 @pytest.mark.parametrize("machine", [(2, True)], indirect=True)
-@pytest.mark.parametrize("text", ["", "CPU", " cpu", "cpu:", "cuda:", "cuda:-1", "cuda:01", "cuda:1.0", "cuda:0:1", "gpu", "meta",
-                                  "xla:0", "cuda:0\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "CPU",
+        " cpu",
+        "cpu:",
+        "cuda:",
+        "cuda:-1",
+        "cuda:01",
+        "cuda:1.0",
+        "cuda:0:1",
+        "gpu",
+        "meta",
+        "xla:0",
+        "cuda:0\n",
+    ],
+)
 @pytest.mark.usefixtures("machine")
 def test_malformed_or_unknown(text: str) -> None:
-    with pytest.raises(EsperError, match=r"malformed or of an unknown kind; allowed: cpu, cuda:N, mps") as error:
+    with pytest.raises(
+        EsperError, match=r"malformed or of an unknown kind; allowed: cpu, cuda:N, mps"
+    ) as error:
         validate_device(text)
     assert repr(text) in str(error.value)
 
@@ -47,10 +66,16 @@ def test_a_bare_cuda_where_an_index_is_required() -> None:
         validate_device("cuda", require_index=True)
 
 
-@pytest.mark.parametrize(("machine", "text", "here"), [
-    ((2, False), "cuda:2", "cpu, cuda:0, cuda:1"), ((0, False), "cuda:0", "cpu"), ((0, False), "cuda", "cpu"),
-    ((1, True), "cuda:99999999999999999999", "cpu, cuda:0, mps"),
-], indirect=["machine"])
+@pytest.mark.parametrize(
+    ("machine", "text", "here"),
+    [
+        ((2, False), "cuda:2", "cpu, cuda:0, cuda:1"),
+        ((0, False), "cuda:0", "cpu"),
+        ((0, False), "cuda", "cpu"),
+        ((1, True), "cuda:99999999999999999999", "cpu, cuda:0, mps"),
+    ],
+    indirect=["machine"],
+)
 @pytest.mark.usefixtures("machine")
 def test_a_device_that_does_not_exist(text: str, here: str) -> None:
     with pytest.raises(EsperError, match=f"does not exist.*allowed: {here}$"):

@@ -1,4 +1,5 @@
 """The model factory: a task's networks on the wanted device."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
 """The governor: tables of losses and verdicts, snapshots on a cadence, and rollback of a real network."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -65,7 +66,7 @@ def governor(history: Sequence[float] = (), **config: Any) -> TolariaGovernor:
     return made
 
 
-# -- vital signs -----------------------------------------------------------------------------------------------------------
+# -- vital signs ---------------------------------------------------------------------------------------------
 
 GOOD = [0.5] * 10  # mean 0.5, deviation 0: the absolute limit, 5 · chance = 11.51, is the highest
 NOISY = [0.0, 4.4] * 5  # mean 2.2, deviation 2.2: mean + 6 · deviation = 15.4 is the highest
@@ -110,14 +111,20 @@ def test_suspicious_losses_are_not_learned() -> None:
     assert watch.state()["history"] == GOOD
 
 
-@pytest.mark.parametrize(("history", "loss", "panics"), [
-    (GOOD, CHANCE, True), (GOOD, 1.064 * CHANCE, True), (GOOD, 0.936 * CHANCE, True),
-    (GOOD, 1.066 * CHANCE, False), (GOOD, 0.934 * CHANCE, False),
-    ([0.61 * CHANCE] * 10, CHANCE, False),  # was never clearly better
-    ([0.5] * 9 + [0.61 * CHANCE], CHANCE, False),  # drifts up: overfits
-    ([3.0] + [0.2] * 9, CHANCE, True),
-    (GOOD[:9], CHANCE, False),  # too little known
-])
+@pytest.mark.parametrize(
+    ("history", "loss", "panics"),
+    [
+        (GOOD, CHANCE, True),
+        (GOOD, 1.064 * CHANCE, True),
+        (GOOD, 0.936 * CHANCE, True),
+        (GOOD, 1.066 * CHANCE, False),
+        (GOOD, 0.934 * CHANCE, False),
+        ([0.61 * CHANCE] * 10, CHANCE, False),  # was never clearly better
+        ([0.5] * 9 + [0.61 * CHANCE], CHANCE, False),  # drifts up: overfits
+        ([3.0] + [0.2] * 9, CHANCE, True),
+        (GOOD[:9], CHANCE, False),  # too little known
+    ],
+)
 def test_collapse_to_chance(history: list[float], loss: float, panics: bool) -> None:
     report = governor(history).check_vital_signs(loss)
     assert (report is not None) is panics
@@ -151,12 +158,18 @@ def test_verdicts_scale_with_the_chance_loss(losses: list[float], scale: float) 
             return
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    ({"panics": 0}, "panics is 0"), ({"absolute": math.nan}, "absolute is nan"), ({"sensitivity": -1.0}, "sensitivity is -1.0"),
-    ({"min_samples": 21}, "min_samples is 21, must not exceed history_window 20"),
-    ({"history_window": 2.5}, "history_window is 2.5"),
-    ({"snapshot_every": 0}, "snapshot_every is 0"), ({"healthy_share": 0.95}, "overlap"),
-])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"panics": 0}, "panics is 0"),
+        ({"absolute": math.nan}, "absolute is nan"),
+        ({"sensitivity": -1.0}, "sensitivity is -1.0"),
+        ({"min_samples": 21}, "min_samples is 21, must not exceed history_window 20"),
+        ({"history_window": 2.5}, "history_window is 2.5"),
+        ({"snapshot_every": 0}, "snapshot_every is 0"),
+        ({"healthy_share": 0.95}, "overlap"),
+    ],
+)
 def test_bad_configs(config: dict[str, Any], message: str) -> None:
     with pytest.raises(EsperError, match=message):
         GovernorConfig(**config)
@@ -168,7 +181,7 @@ def test_bad_chance_loss(chance: float) -> None:
         TolariaGovernor(Journal(), GovernorConfig(), chance)
 
 
-# -- cadence, rollback, state ------------------------------------------------------------------------------------------------
+# -- cadence, rollback, state --------------------------------------------------------------------------------
 
 
 def test_a_copy_is_made_at_once_and_at_every_reset() -> None:
@@ -233,11 +246,17 @@ def test_state_goes_through_json_and_continues_exactly() -> None:
         assert watch.check_vital_signs(loss) == other.check_vital_signs(loss)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"extra": 1}, "needs consecutive, history, requested"), ({"history": [math.nan]}, "history is"),
-    ({"history": [0.1] * 21}, "at most 20"), ({"history": "text"}, "history is"), ({"consecutive": -1}, "consecutive is -1"),
-    ({"requested": 1}, "requested 1"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "needs consecutive, history, requested"),
+        ({"history": [math.nan]}, "history is"),
+        ({"history": [0.1] * 21}, "at most 20"),
+        ({"history": "text"}, "history is"),
+        ({"consecutive": -1}, "consecutive is -1"),
+        ({"requested": 1}, "requested 1"),
+    ],
+)
 def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
     watch = governor(GOOD)
     before = watch.state()
@@ -246,7 +265,7 @@ def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> Non
     assert watch.state() == before
 
 
-# -- a real network ------------------------------------------------------------------------------------------------------------
+# -- a real network ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -264,8 +283,12 @@ class Row:
         restore_row(self.model, snapshot, self.row, committed_only=True)
 
     def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
-        return [record for slot_id, report in self.model.reports(self.row).items() if report.stage in LIVE_STAGES
-                for record in self.model.prune(slot_id, row=self.row, cause=cause).records]
+        return [
+            record
+            for slot_id, report in self.model.reports(self.row).items()
+            if report.stage in LIVE_STAGES
+            for record in self.model.prune(slot_id, row=self.row, cause=cause).records
+        ]
 
     def forget_optimizer(self) -> None:
         self.optimizer.forget_row(self.row)
@@ -290,15 +313,19 @@ def test_a_real_network_survives_nan_at_any_epoch(epoch: int) -> None:
             watch.snapshot()
     kept = watch.last_good
     records = watch.rollback()
-    assert [(r.kind, r.slot_id, r.cause) for r in records] == [(LifecycleKind.PRUNED, "r0c1", PruneCause.ROLLBACK)]
+    assert [(r.kind, r.slot_id, r.cause) for r in records] == [
+        (LifecycleKind.PRUNED, "r0c1", PruneCause.ROLLBACK)
+    ]
     assert not differing(snapshot_row(model, 1).tensors, kept.tensors)
     assert stage_of(model, "r0c1", 1) is SeedStage.PRUNED
     state = row_tensors(model, optimizer, 1)
-    assert not any(t.any() for name, t in state.items() if name.endswith((".momentum", ".steps")) and "rates" not in name)
+    assert not any(
+        t.any() for name, t in state.items() if name.endswith((".momentum", ".steps")) and "rates" not in name
+    )
     assert train_step(model, optimizer, *population_batch(model, 9)).isfinite().all()
 
 
-# -- preflight -------------------------------------------------------------------------------------------------------------------
+# -- preflight -----------------------------------------------------------------------------------------------
 
 SLOTS = SlotConfig(("r0c0", "r0c1", "r0c2"))
 OFFERED = (BlueprintAction.NORM, BlueprintAction.CONV_LIGHT)
@@ -332,17 +359,25 @@ def test_germination() -> None:
     germinate = act(LifecycleOp.GERMINATE, 2)
     assert judge(model, germinate) is judge(model, germinate, max_seeds=3) is None
     assert judge(model, germinate, max_seeds=2) is Veto.TOO_MANY_SEEDS
-    assert judge(model, act(LifecycleOp.GERMINATE, 0)) is judge(model, act(LifecycleOp.GERMINATE, 1)) is Veto.SLOT_OCCUPIED
+    assert (
+        judge(model, act(LifecycleOp.GERMINATE, 0))
+        is judge(model, act(LifecycleOp.GERMINATE, 1))
+        is Veto.SLOT_OCCUPIED
+    )
     assert judge(model, act(LifecycleOp.GERMINATE, 3)) is Veto.SLOT_UNKNOWN
     assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.LORA)) is Veto.BLUEPRINT_UNKNOWN
-    assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.NOOP),
-                 blueprints=tuple(BlueprintAction)) is Veto.BLUEPRINT_UNKNOWN
+    assert (
+        judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.NOOP), blueprints=tuple(BlueprintAction))
+        is Veto.BLUEPRINT_UNKNOWN
+    )
     model.prune("r0c1")
     assert judge(model, germinate, max_seeds=2) is None  # a cooling slot holds no seed …
     assert judge(model, act(LifecycleOp.GERMINATE, 1)) is Veto.SLOT_OCCUPIED  # … and is not free
 
 
-@pytest.mark.parametrize("op", [LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET])
+@pytest.mark.parametrize(
+    "op", [LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET]
+)
 def test_an_empty_slot_has_nothing_to_act_on(op: LifecycleOp) -> None:
     assert judge(network(), act(op)) is Veto.SLOT_EMPTY
 
@@ -360,7 +395,14 @@ def test_stage_gate_alpha_and_age() -> None:
     assert judge(young, act(LifecycleOp.PRUNE, 0)) is Veto.TOO_YOUNG
 
 
-STAGES = [None, SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED]
+STAGES = [
+    None,
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.HOLDING,
+    SeedStage.FOSSILIZED,
+]
 
 
 @pytest.mark.parametrize("op", LifecycleOp)
@@ -370,7 +412,8 @@ def test_what_passes_is_what_the_report_offers(stage: SeedStage | None, op: Life
     model = network(*([] if stage is None else [("r0c0", stage)]))
     report = model.reports().get("r0c0")
     offered = {
-        LifecycleOp.WAIT: True, LifecycleOp.GERMINATE: report is None,
+        LifecycleOp.WAIT: True,
+        LifecycleOp.GERMINATE: report is None,
         LifecycleOp.ADVANCE: report is not None and report.can_advance,
         LifecycleOp.FOSSILIZE: report is not None and report.can_fossilize,
         LifecycleOp.PRUNE: report is not None and report.can_prune,

@@ -1,4 +1,6 @@
-"""Charts as inline SVG. Colours come from the page's style sheet; a value that is None, NaN or Inf leaves a gap."""
+"""Charts as inline SVG. Colours come from the page's style sheet; a value that is None, NaN or Inf leaves a
+gap."""
+
 from __future__ import annotations
 
 import json
@@ -39,8 +41,13 @@ class Html(str):
 
 def tag(name: str, text: str = "", **attributes: object) -> Html:
     """An element around markup; `css` is its class, numbers are rounded to a tenth of a pixel."""
-    shown = [(key, f"{value:.1f}" if isinstance(value, float) else escape(str(value))) for key, value in attributes.items()]
-    inside = "".join(f' {"class" if key == "css" else key.replace("_", "-")}="{value}"' for key, value in shown)
+    shown = [
+        (key, f"{value:.1f}" if isinstance(value, float) else escape(str(value)))
+        for key, value in attributes.items()
+    ]
+    inside = "".join(
+        f' {"class" if key == "css" else key.replace("_", "-")}="{value}"' for key, value in shown
+    )
     return Html(f"<{name}{inside}>{text}</{name}>")
 
 
@@ -53,7 +60,9 @@ def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = 
 class Frame:
     """The axes of one chart, and the way from values to pixels."""
 
-    def __init__(self, x: Sequence[float], low: float, high: float, x_label: str, *, pad: float = 0.0) -> None:
+    def __init__(
+        self, x: Sequence[float], low: float, high: float, x_label: str, *, pad: float = 0.0
+    ) -> None:
         self.x0, self.x1 = min(x) - pad, max(x) + pad
         if self.x0 == self.x1:
             self.x0, self.x1 = self.x0 - 0.5, self.x1 + 0.5
@@ -61,14 +70,22 @@ class Frame:
             low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
         margin = (high - low) * 0.05
         self.y0, self.y1 = (low - margin if low else low), (high + margin if high else high)
-        self.parts: list[str] = [tag("text", escape(x_label), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 3, text_anchor="middle")]
+        self.parts: list[str] = [
+            tag("text", escape(x_label), x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 3, text_anchor="middle")
+        ]
         marks = ticks(self.y0, self.y1)
         digits = max(0, math.ceil(-math.log10(_step(marks)) - 1e-9))
         for value in marks:
             text = f"{value:,.{digits}f}" if digits < 5 else f"{value:.1e}"
-            self.parts += [self.level(value, "grid"), tag("text", text, x=LEFT - 5, y=self.y(value) + 3.5, text_anchor="end")]
-        self.parts += [tag("text", f"{value:.0f}", x=self.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle")
-                       for value in ticks(self.x0, self.x1, 8) if round(value, 9).is_integer()]
+            self.parts += [
+                self.level(value, "grid"),
+                tag("text", text, x=LEFT - 5, y=self.y(value) + 3.5, text_anchor="end"),
+            ]
+        self.parts += [
+            tag("text", f"{value:.0f}", x=self.x(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle")
+            for value in ticks(self.x0, self.x1, 8)
+            if round(value, 9).is_integer()
+        ]
 
     def x(self, value: float) -> float:
         return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
@@ -81,8 +98,11 @@ class Frame:
 
     def path(self, points: Sequence[tuple[float, float | None]]) -> str:
         """Line segments through the values that are there."""
-        return "".join("M" + "L".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in group if b is not None)
-                       for absent, group in groupby(points, key=lambda point: point[1] is None) if not absent)
+        return "".join(
+            "M" + "L".join(f"{self.x(a):.1f},{self.y(b):.1f}" for a, b in group if b is not None)
+            for absent, group in groupby(points, key=lambda point: point[1] is None)
+            if not absent
+        )
 
     def svg(self, x: Sequence[float], series: Series) -> str:
         """All of it, with the numbers that the page shows under the pointer."""
@@ -91,8 +111,16 @@ class Frame:
         return tag("svg", "".join(self.parts), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", data_chart=data)
 
 
-def lines(title: str, x: Sequence[float], series: Series, *, note: str = "", x_label: str = "round",
-          limits: Sequence[float] = (), band: tuple[Values, Values] | None = None) -> str:
+def lines(
+    title: str,
+    x: Sequence[float],
+    series: Series,
+    *,
+    note: str = "",
+    x_label: str = "round",
+    limits: Sequence[float] = (),
+    band: tuple[Values, Values] | None = None,
+) -> str:
     """One line per series; `band` shades between two more; `limits` are drawn where they are near."""
     series = _finite(series)
     every = [v for values in (*series.values(), *(band or ())) for v in values if v is not None]
@@ -109,13 +137,23 @@ def lines(title: str, x: Sequence[float], series: Series, *, note: str = "", x_l
         points = list(zip(x, values, strict=True))
         frame.parts.append(tag("path", css=f"line c{i % COLOURS}", d=frame.path(points)))
         if len(x) <= 40:
-            frame.parts += [tag("circle", css=f"c{i % COLOURS}", cx=frame.x(a), cy=frame.y(b), r=2.2)
-                            for a, b in points if b is not None]
+            frame.parts += [
+                tag("circle", css=f"c{i % COLOURS}", cx=frame.x(a), cy=frame.y(b), r=2.2)
+                for a, b in points
+                if b is not None
+            ]
     return figure(title, note, frame.svg(x, series), _legend(series) if len(series) > 1 else None)
 
 
-def stacked(title: str, x: Sequence[float], series: Series, *, note: str = "", x_label: str = "round",
-            total: bool = False) -> str:
+def stacked(
+    title: str,
+    x: Sequence[float],
+    series: Series,
+    *,
+    note: str = "",
+    x_label: str = "round",
+    total: bool = False,
+) -> str:
     """One bar per x, its parts stacked, negative ones downwards; `total` marks their sum."""
     series = _finite(series)
     columns = list(zip(*([v or 0.0 for v in values] for values in series.values()), strict=True))
@@ -130,7 +168,9 @@ def stacked(title: str, x: Sequence[float], series: Series, *, note: str = "", x
             start, up, down = (up, up + value, down) if value > 0 else (down, up, down + value)
             if value:
                 high, low = sorted((frame.y(start), frame.y(start + value)))
-                frame.parts.append(tag("rect", css=f"c{i % COLOURS}", x=left, y=high, width=width, height=low - high))
+                frame.parts.append(
+                    tag("rect", css=f"c{i % COLOURS}", x=left, y=high, width=width, height=low - high)
+                )
         if total:
             level = frame.y(sum(column))
             frame.parts.append(tag("line", css="total", x1=left, x2=left + width, y1=level, y2=level))
@@ -140,11 +180,18 @@ def stacked(title: str, x: Sequence[float], series: Series, *, note: str = "", x
 
 def _legend(series: Series) -> dict[str, str]:
     """Series that show nothing keep their colour and are not listed."""
-    return {name: f"c{i % COLOURS}" for i, (name, values) in enumerate(series.items()) if any(v is not None for v in values)}
+    return {
+        name: f"c{i % COLOURS}"
+        for i, (name, values) in enumerate(series.items())
+        if any(v is not None for v in values)
+    }
 
 
 def _finite(series: Series) -> dict[str, list[float | None]]:
-    return {name: [v if v is not None and math.isfinite(v) else None for v in values] for name, values in series.items()}
+    return {
+        name: [v if v is not None and math.isfinite(v) else None for v in values]
+        for name, values in series.items()
+    }
 
 
 def _step(x: Sequence[float]) -> float:
@@ -164,26 +211,52 @@ Life = tuple[int, str, str | None, float | None]
 
 
 def lanes(title: str, note: str, epochs: int, slots: Mapping[str, Sequence[Life]]) -> str:
-    """One network: a lane per slot, stages as bands, blueprints written where they begin, alpha as a line from 0 to 1."""
+    """One network: a lane per slot, stages as bands, blueprints written where they begin, alpha as a line
+    from 0 to 1."""
     lane, left, end = 38, 44, WIDTH - RIGHT
     height, per = lane * len(slots) + 16, (end - left) / epochs
     parts = [tag("text", "epoch", x=left - 5, y=height - 4, text_anchor="end")]
-    parts += [tag("text", f"{e:.0f}", x=left + e * per, y=height - 4, text_anchor="middle")
-              for e in ticks(0, epochs, 8)[1:] if e.is_integer()]
+    parts += [
+        tag("text", f"{e:.0f}", x=left + e * per, y=height - 4, text_anchor="middle")
+        for e in ticks(0, epochs, 8)[1:]
+        if e.is_integer()
+    ]
     for row, (slot, lives) in enumerate(slots.items()):
         top, base = row * lane + 4, row * lane + lane
-        parts += [tag("rect", css="DORMANT", x=left, y=top, width=per * epochs, height=lane - 4),
-                  tag("text", escape(slot), x=left - 5, y=top + 19, text_anchor="end")]
-        numbered = list(enumerate(lives))  # a gap in the epochs ends a group: another seed may be of the same kind
-        for (stage, blueprint, _), group in groupby(numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])):
+        parts += [
+            tag("rect", css="DORMANT", x=left, y=top, width=per * epochs, height=lane - 4),
+            tag("text", escape(slot), x=left - 5, y=top + 19, text_anchor="end"),
+        ]
+        numbered = list(
+            enumerate(lives)
+        )  # a gap in the epochs ends a group: another seed may be of the same kind
+        for (stage, blueprint, _), group in groupby(
+            numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])
+        ):
             at = [life[0] for _, life in group]
-            told = tag("title", escape(f"{slot}: {blueprint or 'unknown'} {stage}, epochs {at[0]} to {at[-1]}"))
-            parts.append(tag("rect", told, css=stage, x=left + (at[0] - 1) * per, y=top, width=per * len(at), height=lane - 4))
+            told = tag(
+                "title", escape(f"{slot}: {blueprint or 'unknown'} {stage}, epochs {at[0]} to {at[-1]}")
+            )
+            parts.append(
+                tag(
+                    "rect",
+                    told,
+                    css=stage,
+                    x=left + (at[0] - 1) * per,
+                    y=top,
+                    width=per * len(at),
+                    height=lane - 4,
+                )
+            )
         for (blueprint, _), group in groupby(numbered, key=lambda n: (n[1][2], n[1][0] - n[0])):
             found = [life for _, life in group]
             begin = left + (found[0][0] - 1) * per + 2
             place = {"x": begin} if begin < end - 62 else {"x": end, "text_anchor": "end"}
-            points = "L".join(f"{left + e * per:.1f},{base - (alpha or 0.0) * (lane - 6):.1f}" for e, _, _, alpha in found)
-            parts += [tag("text", escape(blueprint or "unknown"), css="blueprint", y=top + 10, **place),
-                      tag("path", css="alpha", d=f"M{points}")]
+            points = "L".join(
+                f"{left + e * per:.1f},{base - (alpha or 0.0) * (lane - 6):.1f}" for e, _, _, alpha in found
+            )
+            parts += [
+                tag("text", escape(blueprint or "unknown"), css="blueprint", y=top + 10, **place),
+                tag("path", css="alpha", d=f"M{points}"),
+            ]
     return figure(title, note, tag("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img"))

@@ -1,4 +1,5 @@
 """What a run has come to, in one row, and where runs are."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,8 @@ from esper.karn.views import Views
 from esper.nissa import RunDirectory, TelemetryError
 
 RECENT = 120.0
-"""Seconds within which an unfinished log must have grown to count as running, where the system does not list locks."""
+"""Seconds within which an unfinished log must have grown to count as running, where the system does not list
+locks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +50,31 @@ def summarize(views: Views) -> RunSummary:
     run = views.run
     start = next(iter(views.rows("SELECT * FROM starts ORDER BY seq DESC LIMIT 1")), {})
     done = views.rows("""SELECT count(*) AS n, arg_max(avg_objective, seq) AS last, max(avg_objective) AS best,
-                         coalesce(sum(seconds), 0) AS seconds, arg_max(rounds, seq) AS planned FROM rounds""")[0]
-    end = views.rows("SELECT status FROM ends WHERE seq > coalesce((SELECT max(seq) FROM starts), -1) ORDER BY seq DESC LIMIT 1")
+                         coalesce(sum(seconds), 0) AS seconds, arg_max(rounds, seq) AS planned FROM rounds""")[
+        0
+    ]
+    end = views.rows(
+        "SELECT status FROM ends WHERE seq > coalesce((SELECT max(seq) FROM starts), -1) ORDER BY seq DESC LIMIT 1"
+    )
     status = end[0]["status"] if end else "running" if is_written(run.log) else "cut off"
     return RunSummary(
-        path=run.path, started=str(run.info.get("started", "")), status=status, rounds_done=done["n"], objective=done["last"],
-        best=done["best"], seconds=done["seconds"], alerts=len(views.rows("SELECT seq FROM alerts")),
-        rounds=done["planned"] or start.get("rounds"), **{name: start.get(name) for name in ("task", "policy", "seed", "envs")},
-        idle=max(0.0, time.time() - run.log.stat().st_mtime))
+        path=run.path,
+        started=str(run.info.get("started", "")),
+        status=status,
+        rounds_done=done["n"],
+        objective=done["last"],
+        best=done["best"],
+        seconds=done["seconds"],
+        alerts=len(views.rows("SELECT seq FROM alerts")),
+        rounds=done["planned"] or start.get("rounds"),
+        **{name: start.get(name) for name in ("task", "policy", "seed", "envs")},
+        idle=max(0.0, time.time() - run.log.stat().st_mtime),
+    )
 
 
 def is_written(log: Path) -> bool:
-    """Whether a process holds the log's lock. Asked of the kernel's list, because to try the lock could make a run fail that
-    wants it at that moment."""
+    """Whether a process holds the log's lock. Asked of the kernel's list, because to try the lock could make
+    a run fail that wants it at that moment."""
     locks, found = Path("/proc/locks"), log.stat()
     if not locks.exists():
         return time.time() - found.st_mtime < RECENT

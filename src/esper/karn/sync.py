@@ -1,4 +1,6 @@
-"""Copies a run's numbers to an experiment tracker, under their names in the metric registry. Nothing leaves this machine."""
+"""Copies a run's numbers to an experiment tracker, under their names in the metric registry. Nothing leaves
+this machine."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,17 +33,35 @@ class Point:
 def points(views: Views) -> Iterator[Point]:
     """Rounds, updates, actions, masks, the health of rounds, alerts, and episodes, each in order."""
     for kind in _BY_ROUND:
-        yield from _points(views.rows(f"SELECT *, round_idx AS step FROM {EVENT_VIEWS[kind]} ORDER BY seq"), "round", kind.value,
-                           EVENTS[kind].fields)
-    yield from _points(views.rows("""SELECT health.*, rounds.t_wall, rounds.round_idx AS step FROM health
-        JOIN rounds USING (round_idx) ORDER BY rounds.seq"""), "round", "round", ROUND)
-    for row in views.rows("SELECT code, value, round_idx, t_wall FROM alerts WHERE value IS NOT NULL ORDER BY seq"):
+        yield from _points(
+            views.rows(f"SELECT *, round_idx AS step FROM {EVENT_VIEWS[kind]} ORDER BY seq"),
+            "round",
+            kind.value,
+            EVENTS[kind].fields,
+        )
+    yield from _points(
+        views.rows("""SELECT health.*, rounds.t_wall, rounds.round_idx AS step FROM health
+        JOIN rounds USING (round_idx) ORDER BY rounds.seq"""),
+        "round",
+        "round",
+        ROUND,
+    )
+    for row in views.rows(
+        "SELECT code, value, round_idx, t_wall FROM alerts WHERE value IS NOT NULL ORDER BY seq"
+    ):
         yield Point("round", row["round_idx"] or 0, row["t_wall"], {f"alert/{row['code']}": row["value"]})
-    yield from _points(views.rows("""SELECT *, episode_idx * (SELECT max(env_id) + 1 FROM episodes) + env_id AS step
-        FROM episodes ORDER BY step"""), "episode", _T.EPISODE_OUTCOME.value, EVENTS[_T.EPISODE_OUTCOME].fields)
+    yield from _points(
+        views.rows("""SELECT *, episode_idx * (SELECT max(env_id) + 1 FROM episodes) + env_id AS step
+        FROM episodes ORDER BY step"""),
+        "episode",
+        _T.EPISODE_OUTCOME.value,
+        EVENTS[_T.EPISODE_OUTCOME].fields,
+    )
 
 
-def _points(rows: Iterable[Mapping[str, Any]], axis: str, prefix: str, fields: Iterable[Metric]) -> Iterator[Point]:
+def _points(
+    rows: Iterable[Mapping[str, Any]], axis: str, prefix: str, fields: Iterable[Metric]
+) -> Iterator[Point]:
     fields = tuple(fields)
     for row in rows:
         values: dict[str, float] = {}
@@ -50,21 +70,32 @@ def _points(rows: Iterable[Mapping[str, Any]], axis: str, prefix: str, fields: I
             if field.kind in _NUMBERS and value is not None:
                 values[f"{prefix}/{field.name}"] = value
             elif field.kind in _MAPS:
-                values |= {f"{prefix}/{field.name}/{key}": item for key, item in (value or {}).items() if item is not None}
+                values |= {
+                    f"{prefix}/{field.name}/{key}": item
+                    for key, item in (value or {}).items()
+                    if item is not None
+                }
         yield Point(axis, row["step"], row["t_wall"], values)
 
 
 def _tensorboard(_views: Views, out: Path, found: Iterable[Point]) -> None:
     writer = _load("tensorboard.summary.writer.event_file_writer", "track")
-    event, summary = import_module("tensorboard.compat.proto.event_pb2"), import_module("tensorboard.compat.proto.summary_pb2")
+    event, summary = (
+        import_module("tensorboard.compat.proto.event_pb2"),
+        import_module("tensorboard.compat.proto.summary_pb2"),
+    )
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"*{SUFFIX}"):
         old.unlink()
     file = writer.EventFileWriter(str(out), filename_suffix=SUFFIX)
     try:
         for point in found:
-            values = [summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
-            file.add_event(event.Event(wall_time=point.time, step=point.step, summary=summary.Summary(value=values)))
+            values = [
+                summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
+            ]
+            file.add_event(
+                event.Event(wall_time=point.time, step=point.step, summary=summary.Summary(value=values))
+            )
     finally:
         file.close()
 
@@ -72,8 +103,13 @@ def _tensorboard(_views: Views, out: Path, found: Iterable[Point]) -> None:
 def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
     wandb = _load("wandb", None)
     out.mkdir(parents=True, exist_ok=True)
-    run = wandb.init(project="esper", name=views.run.path.resolve().name, dir=str(out), mode="offline",
-                     config=dict(views.run.config))
+    run = wandb.init(
+        project="esper",
+        name=views.run.path.resolve().name,
+        dir=str(out),
+        mode="offline",
+        config=dict(views.run.config),
+    )
     try:
         for axis in ("round", "episode"):
             run.define_metric(axis, hidden=True)
@@ -85,12 +121,16 @@ def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
         run.finish()
 
 
-TRACKERS: Mapping[str, Callable[[Views, Path, Iterable[Point]], None]] = {"tensorboard": _tensorboard, "wandb": _wandb}
+TRACKERS: Mapping[str, Callable[[Views, Path, Iterable[Point]], None]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}
 
 
 def sync_run(views: Views, tracker: str, out: Path | None = None) -> tuple[Path, int]:
-    """Write a run's numbers for a tracker into `out`, by default the run directory's part named for it. Returns the place and
-    how many numbers it got; a second time replaces the first where the tracker keeps files that can be told apart."""
+    """Write a run's numbers for a tracker into `out`, by default the run directory's part named for it.
+    Returns the place and how many numbers it got; a second time replaces the first where the tracker keeps
+    files that can be told apart."""
     if tracker not in TRACKERS:
         raise EsperError(f"sync: tracker is {tracker!r}; {allowed(TRACKERS)}")
     out = views.run.path / tracker if out is None else out

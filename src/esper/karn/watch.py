@@ -1,4 +1,6 @@
-"""`esper watch` on a terminal: three screens over a run directory, read again whenever the run has written."""
+"""`esper watch` on a terminal: three screens over a run directory, read again whenever the run has
+written."""
+
 from __future__ import annotations
 
 import math
@@ -18,9 +20,14 @@ from esper.karn.summary import is_written, open_run
 from esper.karn.views import Views
 from esper.leyline import EsperError
 
-SCREENS: Mapping[str, Callable[..., RenderableType]] = {"overview": overview, "env": env_screen, "policy": policy_screen}
+SCREENS: Mapping[str, Callable[..., RenderableType]] = {
+    "overview": overview,
+    "env": env_screen,
+    "policy": policy_screen,
+}
 POLL = 1.0
-"""Seconds between looks; a run that takes long to read is looked at less often, so that reading stays a tenth of the time."""
+"""Seconds between looks; a run that takes long to read is looked at less often, so that reading stays a tenth
+of the time."""
 
 
 class WatchApp(App[None]):
@@ -30,10 +37,12 @@ class WatchApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar = [
         *(Binding(str(i + 1), f"show('{name}')", name) for i, name in enumerate(SCREENS)),
-        Binding("n", "env(1)", "env +"), Binding("p", "env(-1)", "env −"),
+        Binding("n", "env(1)", "env +"),
+        Binding("p", "env(-1)", "env −"),
         Binding("right_square_bracket", "round(1)", "round +", key_display="]"),
         Binding("left_square_bracket", "round(-1)", "round −", key_display="["),
-        Binding("q", "quit", "quit")]
+        Binding("q", "quit", "quit"),
+    ]
 
     def __init__(self, views: Views, *, round_idx: int | None = None, env_id: int = 0) -> None:
         super().__init__()
@@ -58,7 +67,8 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.draw)  # only then does the app know its new size
 
     def draw(self) -> None:
-        """Show the current screen; what cannot be shown, as a round that a resumed run has undone, is said below it."""
+        """Show the current screen; what cannot be shown, as a round that a resumed run has undone, is said
+        below it."""
         name, width, note = str(self.query_one(ContentSwitcher).current), self.size.width - 4, ""
         try:
             text = SCREENS[name](self.views, width, *((self.round_idx, self.env_id) if name == "env" else ()))
@@ -74,7 +84,8 @@ class WatchApp(App[None]):
             self.run_worker(self._read, thread=True)
 
     def _read(self) -> None:
-        """Beside the screens. What cannot be read now, as while a run is being resumed, may be in a moment."""
+        """Beside the screens. What cannot be read now, as while a run is being resumed, may be in a
+        moment."""
         began, note = time.monotonic(), ""
         try:
             views = open_run(self.views.run.path)
@@ -83,7 +94,9 @@ class WatchApp(App[None]):
         except (EsperError, OSError) as error:
             note, self._seen = str(error), None
         self._next = time.monotonic() + 10 * (time.monotonic() - began)
-        self.call_from_thread(self.query_one("#note", Static).update, note) if note else self.call_from_thread(self.draw)
+        self.call_from_thread(
+            self.query_one("#note", Static).update, note
+        ) if note else self.call_from_thread(self.draw)
 
     def action_show(self, name: str) -> None:
         self.query_one(ContentSwitcher).current = name
@@ -92,7 +105,9 @@ class WatchApp(App[None]):
     def action_env(self, step: int) -> None:
         envs = self._recorded("env_id")
         if envs:
-            self.env_id = envs[(envs.index(self.env_id) + step) % len(envs)] if self.env_id in envs else envs[0]
+            self.env_id = (
+                envs[(envs.index(self.env_id) + step) % len(envs)] if self.env_id in envs else envs[0]
+            )
             self.draw()
 
     def action_round(self, step: int) -> None:

@@ -1,4 +1,5 @@
 """Alpha: how much of a seed is mixed in. The controller is its only owner; it moves once per epoch."""
+
 from __future__ import annotations
 
 import math
@@ -33,10 +34,14 @@ class AlphaController:
     steps_total: int = 0
     steps_done: int = 0
 
-    def retarget(self, target: float, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0) -> None:
+    def retarget(
+        self, target: float, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0
+    ) -> None:
         """Begin a ramp; with 0 steps, or from where alpha already is, arrive at once."""
         if self.mode is not AlphaMode.HOLD:
-            raise EsperError(f"alpha is moving ({self.mode.name} to {self.target}); a new target needs it to hold")
+            raise EsperError(
+                f"alpha is moving ({self.mode.name} to {self.target}); a new target needs it to hold"
+            )
         if not 0.0 <= target <= 1.0:
             raise EsperError(f"alpha target is {target}, must lie in [0, 1]")
         if steps < 0:

@@ -1,8 +1,9 @@
-"""The catalogue of seeds. A seed computes δ = γ·body(x); γ is 0 at birth and nothing non-linear follows it, so every seed
-is born silent and still receives a gradient.
+"""The catalogue of seeds. A seed computes δ = γ·body(x); γ is 0 at birth and nothing non-linear follows it,
+so every seed is born silent and still receives a gradient.
 
 Each class is one small body on population layers; a bank of seeds is one instance, its rows are the seeds.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -34,9 +35,12 @@ CATALOGUE: dict[tuple[Topology, str], Callable[[int, int], Blueprint]] = {}
 
 
 def register(name: str, *topologies: Topology) -> Callable[[type[Blueprint]], type[Blueprint]]:
-    """Add a seed to the catalogue under a name that leyline knows; its constructor takes (population, channels)."""
+    """Add a seed to the catalogue under a name that leyline knows; its constructor takes (population,
+    channels)."""
     if name not in BLUEPRINT_IDS:
-        raise BlueprintError(f"blueprint {name!r} cannot be registered: no action stands for it; {allowed(BLUEPRINT_IDS)}")
+        raise BlueprintError(
+            f"blueprint {name!r} cannot be registered: no action stands for it; {allowed(BLUEPRINT_IDS)}"
+        )
 
     def add(cls: type[Blueprint]) -> type[Blueprint]:
         for topology in topologies:
@@ -44,6 +48,7 @@ def register(name: str, *topologies: Topology) -> Callable[[type[Blueprint]], ty
                 raise BlueprintError(f"blueprint {name!r} is already registered for {topology}")
             CATALOGUE[topology, name] = cls
         return cls
+
     return add
 
 
@@ -53,7 +58,9 @@ def blueprint_names(topology: Topology) -> tuple[str, ...]:
 
 def build_blueprint(topology: Topology, name: str, population: int, channels: int) -> Blueprint:
     if (topology, name) not in CATALOGUE:
-        raise BlueprintError(f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}")
+        raise BlueprintError(
+            f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}"
+        )
     return CATALOGUE[topology, name](population, channels)
 
 
@@ -69,10 +76,10 @@ class FeatureSeed(Blueprint):
 class Noop(Blueprint):
     """Nothing at all: no parameters, δ = 0. The policy never sees it."""
 
-    def __init__(self, population: int, channels: int) -> None:  # noqa: ARG002
+    def __init__(self, population: int, channels: int) -> None:
         nn.Module.__init__(self)
 
-    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         return x.new_zeros(x.shape)
 
 
@@ -217,10 +224,14 @@ class CausalAttention(FeatureSeed):
     def __init__(self, population: int, channels: int) -> None:
         super().__init__(population, channels)
         if channels % self.heads:
-            raise BlueprintError(f"attention needs channels divisible by {self.heads}, the slot has {channels}")
+            raise BlueprintError(
+                f"attention needs channels divisible by {self.heads}, the slot has {channels}"
+            )
         # The default scale suits a branch that γ silences; a small one would also slow γ's own gradient.
-        std = channels ** -0.5
-        self.attention = Attention(population, channels, self.heads, std=std, out_std=std, distance_bias=self.distance_bias)
+        std = channels**-0.5
+        self.attention = Attention(
+            population, channels, self.heads, std=std, out_std=std, distance_bias=self.distance_bias
+        )
 
     def body(self, x: Tensor, lanes: Lanes) -> Tensor:
         return self.attention(x, lanes)
@@ -234,8 +245,9 @@ class DistanceAttention(CausalAttention):
 
 
 class Gate(nn.Module):
-    """A learned factor in (0, 1) on a seed's δ: one for each image, from its pooled features; one for each token or vector
-    otherwise, from itself alone, because a pooled sequence would tell a token what follows it."""
+    """A learned factor in (0, 1) on a seed's δ: one for each image, from its pooled features; one for each
+    token or vector otherwise, from itself alone, because a pooled sequence would tell a token what follows
+    it."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
         super().__init__()
@@ -245,7 +257,9 @@ class Gate(nn.Module):
         self.outer = Linear(population, hidden, 1)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
-        pooled = x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1) if self.image else x  # [L, B, …, C]
+        pooled = (
+            x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1) if self.image else x
+        )  # [L, B, …, C]
         gate = self.outer(F.relu(self.inner(pooled, lanes)), lanes).sigmoid()  # [L, B, …, 1]
         if not self.image:
             return gate

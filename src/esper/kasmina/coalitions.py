@@ -1,8 +1,9 @@
 """What a network would be with some of its seeds switched off.
 
-A coalition is the set of slots whose blended seeds are on. Evaluating many shares every common prefix: activations fork
-at a slot only where the wanted coalitions differ there. One table answers every question about who contributes what.
-"""
+A coalition is the set of slots whose blended seeds are on. Evaluating many shares every common prefix:
+activations fork at a slot only where the wanted coalitions differ there. One table answers every question
+about who contributes what."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +34,8 @@ def all_coalitions(slots: Collection[str]) -> list[Coalition]:
 
 
 def default_coalitions(slots: Collection[str], generator: torch.Generator | None = None) -> list[Coalition]:
-    """All subsets of few slots; of many: full, empty, each one left out, each alone, and the prefixes of random orders."""
+    """All subsets of few slots; of many: full, empty, each one left out, each alone, and the prefixes of
+    random orders."""
     if len(slots) <= MAX_EXHAUSTIVE:
         return all_coalitions(slots)
     ordered = sorted(slots)
@@ -47,7 +49,8 @@ def default_coalitions(slots: Collection[str], generator: torch.Generator | None
 
 @dataclass(frozen=True, slots=True)
 class CoalitionOutputs:
-    """Outputs of every wanted coalition of every row: entry i is `(rows[i], coalitions[i])` with `outputs[i]`."""
+    """Outputs of every wanted coalition of every row: entry i is `(rows[i], coalitions[i])` with
+    `outputs[i]`."""
 
     rows: list[int]
     coalitions: list[Coalition]
@@ -64,15 +67,22 @@ class _Lane:
 
 def blended_slots(model: MorphogeneticModel, row: int) -> tuple[str, ...]:
     """Slots whose seed changes this row's output, in execution order."""
-    return tuple(slot.slot_id for slot in model.slots() if (seed := slot.seeds[row]) is not None and seed.is_blended)
+    return tuple(
+        slot.slot_id for slot in model.slots() if (seed := slot.seeds[row]) is not None and seed.is_blended
+    )
 
 
-def evaluate_coalitions(model: MorphogeneticModel, x: Tensor, wanted: Mapping[int, Sequence[Coalition]], *,
-                        shared_input: bool = False) -> CoalitionOutputs:
+def evaluate_coalitions(
+    model: MorphogeneticModel,
+    x: Tensor,
+    wanted: Mapping[int, Sequence[Coalition]],
+    *,
+    shared_input: bool = False,
+) -> CoalitionOutputs:
     """Outputs of the wanted coalitions of the given rows, without touching any buffer.
 
-    `x` holds every row's input, or with `shared_input` one input `[B, …]` (a single row's shape) that all rows see.
-    """
+    `x` holds every row's input, or with `shared_input` one input `[B, …]` (a single row's shape) that all
+    rows see."""
     lanes = _roots(model, wanted)
     if shared_input:
         model.host.check_input(x if model.layout.image else x.unsqueeze(0), 1)
@@ -101,16 +111,20 @@ def _roots(model: MorphogeneticModel, wanted: Mapping[int, Sequence[Coalition]])
         blended = blended_slots(model, model.check_row(row))
         for coalition in coalitions:
             if not coalition <= set(blended):
-                raise SlotIdError(f"coalition {sorted(coalition)} names slots without a blended seed in row {row}; "
-                                  + allowed(blended or ["the empty coalition"]))
+                raise SlotIdError(
+                    f"coalition {sorted(coalition)} names slots without a blended seed in row {row}; "
+                    + allowed(blended or ["the empty coalition"])
+                )
     return [_Lane(row, tuple(dict.fromkeys(coalitions))) for row, coalitions in wanted.items() if coalitions]
 
 
 class _Forest:
-    """The lanes of all rows as they fork. In a population lanes lie side by side; a single network, whose lanes all share
-    one set of weights, folds them into the batch instead."""
+    """The lanes of all rows as they fork. In a population lanes lie side by side; a single network, whose
+    lanes all share one set of weights, folds them into the batch instead."""
 
-    def __init__(self, model: MorphogeneticModel, x: Tensor, lanes: list[_Lane], *, shared_input: bool) -> None:
+    def __init__(
+        self, model: MorphogeneticModel, x: Tensor, lanes: list[_Lane], *, shared_input: bool
+    ) -> None:
         self.model, self.lanes = model, lanes
         self.fold = model.population == 1
         self.layout = model.layout
@@ -119,10 +133,14 @@ class _Forest:
             self.batch = self.x.shape[0 if model.layout.image else 1]
         elif shared_input:
             count = len(model.padded(lanes))
-            self.x = x.repeat(1, count, 1, 1) if model.layout.image else x.unsqueeze(0).expand(count, *x.shape)
+            self.x = (
+                x.repeat(1, count, 1, 1) if model.layout.image else x.unsqueeze(0).expand(count, *x.shape)
+            )
             self.x = self.x.contiguous(memory_format=torch.channels_last) if model.layout.image else self.x
         else:
-            self.x = self.layout.take(x, model.population, self._tensor([lane.row for lane in model.padded(lanes)]))
+            self.x = self.layout.take(
+                x, model.population, self._tensor([lane.row for lane in model.padded(lanes)])
+            )
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=next(self.model.host.parameters()).device)
@@ -136,7 +154,8 @@ class _Forest:
         self.x = self.model.host.segment(index, self.x, self._lanes())
 
     def fork(self, slot_id: str) -> None:
-        """Lanes whose coalitions differ at this slot split; then the seed is applied to those that have it on."""
+        """Lanes whose coalitions differ at this slot split; then the seed is applied to those that have it
+        on."""
         children: list[_Lane] = []
         parents: list[int] = []
         on: list[bool] = []
@@ -168,7 +187,9 @@ class _Forest:
             self.x = self.model.grow(slot_id, self.x, self._lanes(), growth)
             return
         growth = self.model.growth_at(slot_id, [0], [0])
-        grown = self.model.grow(slot_id, self._join([self._piece(i) for i in seeded]), Lanes(1, Mode.EVAL), growth)
+        grown = self.model.grow(
+            slot_id, self._join([self._piece(i) for i in seeded]), Lanes(1, Mode.EVAL), growth
+        )
         if len(seeded) == len(on):
             self.x = grown
             return
@@ -186,4 +207,3 @@ class _Forest:
         """Outputs [lanes, B, …]."""
         out = self.model.host.segment(index, self.x, self._lanes())
         return out.squeeze(0).unflatten(0, (-1, self.batch)) if self.fold else out
-

@@ -1,8 +1,9 @@
 """A grown network as a plain `nn.Module` that needs nothing of Esper.
 
-Every population layer of the row becomes the ordinary torch layer it stands for, the glue between them is traced, and the
-result is a GraphModule of torch layers: it can be pickled, scripted, exported or trained on like any other.
-"""
+Every population layer of the row becomes the ordinary torch layer it stands for, the glue between them is
+traced, and the result is a GraphModule of torch layers: it can be pickled, scripted, exported or trained on
+like any other."""
+
 from __future__ import annotations
 
 import copy
@@ -25,10 +26,10 @@ class _LaneFree(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         return self.layer(x)
 
-    def attend(self, x: Tensor, lanes: Lanes) -> Tensor:  # noqa: ARG002
+    def attend(self, x: Tensor, lanes: Lanes) -> Tensor:
         assert isinstance(self.layer, nn.Embedding)
         return x @ self.layer.weight.transpose(0, 1)
 
@@ -39,7 +40,9 @@ def _plain_copy(module: nn.Module, row: int) -> nn.Module:
         return _LaneFree(module.plain(row))
     twin = copy.copy(module)
     twin.__dict__ = dict(module.__dict__)
-    twin._modules = {name: None if child is None else _plain_copy(child, row) for name, child in module._modules.items()}
+    twin._modules = {
+        name: None if child is None else _plain_copy(child, row) for name, child in module._modules.items()
+    }
     return twin
 
 
@@ -81,7 +84,8 @@ class _Grown(nn.Module):
 
 
 def export_row(model: MorphogeneticModel, row: int = 0) -> fx.GraphModule:
-    """The row as a plain module in eval mode: `[B, …]` → `[B, …, classes]`. Seeds that are not blended are left out."""
+    """The row as a plain module in eval mode: `[B, …]` → `[B, …, classes]`. Seeds that are not blended are
+    left out."""
     model.check_row(row)
     grown = _Grown(model, row).eval()
     graph = fx.Tracer().trace(grown)

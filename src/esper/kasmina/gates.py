@@ -1,4 +1,5 @@
 """Quality gates: pure functions of a seed, thresholds and pacing. Unmeasured never passes for healthy."""
+
 from __future__ import annotations
 
 import math
@@ -59,5 +60,10 @@ def _fossilize(seed: Seed, config: GateConfig, pacing: Pacing) -> Iterator[GateF
         yield GateFailure(GateReason.CONTRIBUTION_LOW, contribution, config.min_contribution)
 
 
-_CHECKS = {GateLevel.G0: _germinate, GateLevel.G1: _start_training, GateLevel.G2: _start_blending, GateLevel.G3: _hold,
-           GateLevel.G5: _fossilize}
+_CHECKS = {
+    GateLevel.G0: _germinate,
+    GateLevel.G1: _start_training,
+    GateLevel.G2: _start_blending,
+    GateLevel.G3: _hold,
+    GateLevel.G5: _fossilize,
+}

@@ -1,7 +1,8 @@
 """Hosts: backbones cut into segments at their slots. Each carries a population of independent networks.
 
-Segment i leads from boundary i−1 to boundary i in execution order; the last leads to the output `[L, B, …, classes]`.
-"""
+Segment i leads from boundary i−1 to boundary i in execution order; the last leads to the output `[L, B, …,
+classes]`."""
+
 from __future__ import annotations
 
 import math
@@ -23,7 +24,15 @@ from esper.kasmina.layers import (
     Linear,
     check_population,
 )
-from esper.leyline import EsperError, InjectionSpec, PopulationError, ShapeError, Topology, allowed, format_slot_id
+from esper.leyline import (
+    EsperError,
+    InjectionSpec,
+    PopulationError,
+    ShapeError,
+    Topology,
+    allowed,
+    format_slot_id,
+)
 
 
 class Host(nn.Module):
@@ -68,27 +77,42 @@ class ConvBlock(nn.Module):
 
 
 class CNNHost(Host):
-    """Blocks of convolution, batch norm and ReLU, each twice as wide as the last; then average pooling and a classifier.
+    """Blocks of convolution, batch norm and ReLU, each twice as wide as the last; then average pooling and a
+    classifier.
 
-    Slots: `r0c<i>` after block i, `r1c<i>` after its pooling. Input `[B, L·C, H, W]`, output `[L, B, classes]`.
-    """
+    Slots: `r0c<i>` after block i, `r1c<i>` after its pooling. Input `[B, L·C, H, W]`, output `[L, B,
+    classes]`."""
 
     topology: Topology = "cnn"
 
-    def __init__(self, population: int = 1, *, classes: int = 10, blocks: int = 3, base: int = 32, kernel: int = 3,
-                 pools: int | None = None, channels: int = 3, size: int = 32) -> None:
+    def __init__(
+        self,
+        population: int = 1,
+        *,
+        classes: int = 10,
+        blocks: int = 3,
+        base: int = 32,
+        kernel: int = 3,
+        pools: int | None = None,
+        channels: int = 3,
+        size: int = 32,
+    ) -> None:
         super().__init__(population)
         if blocks < 2:
             raise EsperError(f"CNN host: blocks is {blocks}, must be at least 2")
         self.classes, self.base, self.kernel, self.channels, self.size = classes, base, kernel, channels, size
         self.pools = blocks if pools is None else pools
         if not 0 <= self.pools <= blocks or size >> self.pools < 1:
-            raise EsperError(f"CNN host: pools is {self.pools}; allowed: 0 to {min(blocks, size.bit_length() - 1)}")
+            raise EsperError(
+                f"CNN host: pools is {self.pools}; allowed: 0 to {min(blocks, size.bit_length() - 1)}"
+            )
         widths = [channels, *(base << i for i in range(blocks))]
         self.blocks = nn.ModuleList(ConvBlock(population, a, b, kernel) for a, b in pairwise(widths))
         self.head = Linear(population, widths[-1], classes)
         # Segments in execution order: (is a pooling, block).
-        self._steps = [(pool, i) for i in range(blocks) for pool in (False, True) if not pool or i < self.pools]
+        self._steps = [
+            (pool, i) for i in range(blocks) for pool in (False, True) if not pool or i < self.pools
+        ]
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
         return tuple(InjectionSpec(format_slot_id(int(pool), i), self.base << i) for pool, i in self._steps)
@@ -103,7 +127,9 @@ class CNNHost(Host):
     def set_centre_tap(self, row: int, crippled: Sequence[bool]) -> None:
         """Of the marked blocks of this row, leave only the centre tap of the kernel."""
         if len(crippled) != len(self.blocks):
-            raise EsperError(f"CNN host: {len(crippled)} marks {list(crippled)} for {len(self.blocks)} blocks")
+            raise EsperError(
+                f"CNN host: {len(crippled)} marks {list(crippled)} for {len(self.blocks)} blocks"
+            )
         if not 0 <= row < self.population:
             raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
         for block, only in zip(self.blocks, crippled, strict=True):
@@ -113,15 +139,25 @@ class CNNHost(Host):
     def check_input(self, x: Tensor, networks: int) -> None:
         smallest = 1 << self.pools
         if x.dim() != 4 or x.shape[1] != networks * self.channels or min(x.shape[2:]) < smallest:
-            wanted = f"[batch, {networks}·{self.channels}, height, width], height and width at least {smallest}"
+            wanted = (
+                f"[batch, {networks}·{self.channels}, height, width], height and width at least {smallest}"
+            )
             raise ShapeError(f"CNN host: input has shape {tuple(x.shape)}, wanted {wanted}")
 
     def example_input(self, batch: int = 2) -> Tensor:
         return torch.zeros(batch, self.channels, self.size, self.size)
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": "cnn", "classes": self.classes, "blocks": len(self.blocks), "base": self.base, "kernel": self.kernel,
-                "pools": self.pools, "channels": self.channels, "size": self.size}
+        return {
+            "kind": "cnn",
+            "classes": self.classes,
+            "blocks": len(self.blocks),
+            "base": self.base,
+            "kernel": self.kernel,
+            "pools": self.pools,
+            "channels": self.channels,
+            "size": self.size,
+        }
 
 
 class GPTBlock(nn.Module):
@@ -141,18 +177,35 @@ class GPTBlock(nn.Module):
 class GPTHost(Host):
     """A pre-norm transformer with tied embeddings. Slots `r0c<i>` at the end of each segment of layers.
 
-    Input tokens `[L, B, T]`, output `[L, B, T, vocabulary]`. Initialised so that the first loss is ln(vocabulary).
-    """
+    Input tokens `[L, B, T]`, output `[L, B, T, vocabulary]`. Initialised so that the first loss is
+    ln(vocabulary)."""
 
     topology: Topology = "transformer"
 
-    def __init__(self, population: int = 1, *, vocabulary: int = 256, features: int = 64, heads: int = 4, layers: int = 3,
-                 context: int = 64, segments: int = 3) -> None:
+    def __init__(
+        self,
+        population: int = 1,
+        *,
+        vocabulary: int = 256,
+        features: int = 64,
+        heads: int = 4,
+        layers: int = 3,
+        context: int = 64,
+        segments: int = 3,
+    ) -> None:
         super().__init__(population)
         if layers % segments or features % heads:
-            raise EsperError(f"GPT host: layers {layers} must be a multiple of segments {segments}, "
-                             f"features {features} of heads {heads}")
-        self.vocabulary, self.features, self.heads, self.context, self.segments = vocabulary, features, heads, context, segments
+            raise EsperError(
+                f"GPT host: layers {layers} must be a multiple of segments {segments}, "
+                f"features {features} of heads {heads}"
+            )
+        self.vocabulary, self.features, self.heads, self.context, self.segments = (
+            vocabulary,
+            features,
+            heads,
+            context,
+            segments,
+        )
         self.tokens = Embedding(population, vocabulary, features)
         self.positions = Embedding(population, context, features)
         # Each residual branch starts smaller, so that their sum over the depth starts at unit scale.
@@ -170,33 +223,48 @@ class GPTHost(Host):
         if index == self.segments:
             return self.tokens.attend(self.norm(x, lanes), lanes)
         depth = len(self.blocks) // self.segments
-        for block in self.blocks[index * depth:(index + 1) * depth]:
+        for block in self.blocks[index * depth : (index + 1) * depth]:
             x = block(x, lanes)
         return x
 
     def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
-            raise ShapeError(f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]")
-        # Rows lie side by side in one table: a token outside would read, and teach, another network's embedding. On another
-        # device to look would mean to wait for it; batches come from datasets that fit the host.
+            raise ShapeError(
+                f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]"
+            )
+        # Rows lie side by side in one table: a token outside would read, and teach, another network's
+        # embedding. On another device to look would mean to wait for it; batches come from datasets that fit
+        # the host.
         low, high = x.aminmax() if x.device.type == "cpu" else (0, 0)
         if low < 0 or high >= self.vocabulary:
-            raise EsperError(f"GPT host: tokens from {int(low)} to {int(high)}; allowed: 0 to {self.vocabulary - 1}")
+            raise EsperError(
+                f"GPT host: tokens from {int(low)} to {int(high)}; allowed: 0 to {self.vocabulary - 1}"
+            )
 
     def example_input(self, batch: int = 2) -> Tensor:
         return torch.zeros(batch, self.context, dtype=torch.long)
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": "gpt", "vocabulary": self.vocabulary, "features": self.features, "heads": self.heads,
-                "layers": len(self.blocks), "context": self.context, "segments": self.segments}
+        return {
+            "kind": "gpt",
+            "vocabulary": self.vocabulary,
+            "features": self.features,
+            "heads": self.heads,
+            "layers": len(self.blocks),
+            "context": self.context,
+            "segments": self.segments,
+        }
 
 
 class MLPHost(Host):
-    """Linear layers with ReLU, slots `r0c<i>` after each hidden one. Input `[L, B, inputs]`, output `[L, B, classes]`."""
+    """Linear layers with ReLU, slots `r0c<i>` after each hidden one. Input `[L, B, inputs]`, output `[L, B,
+    classes]`."""
 
     topology: Topology = "mlp"
 
-    def __init__(self, population: int = 1, *, inputs: int = 64, features: int = 32, layers: int = 2, classes: int = 10) -> None:
+    def __init__(
+        self, population: int = 1, *, inputs: int = 64, features: int = 32, layers: int = 2, classes: int = 10
+    ) -> None:
         super().__init__(population)
         self.inputs, self.features, self.classes = inputs, features, classes
         widths = [inputs, *(features for _ in range(layers))]
@@ -213,14 +281,21 @@ class MLPHost(Host):
 
     def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] != self.inputs:
-            raise ShapeError(f"MLP host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, {self.inputs}]")
+            raise ShapeError(
+                f"MLP host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, {self.inputs}]"
+            )
 
     def example_input(self, batch: int = 2) -> Tensor:
         return torch.zeros(batch, self.inputs)
 
     def spec(self) -> dict[str, Any]:
-        return {"kind": "mlp", "inputs": self.inputs, "features": self.features, "layers": len(self.layers),
-                "classes": self.classes}
+        return {
+            "kind": "mlp",
+            "inputs": self.inputs,
+            "features": self.features,
+            "layers": len(self.layers),
+            "classes": self.classes,
+        }
 
 
 HOSTS: dict[str, type[Host]] = {"cnn": CNNHost, "gpt": GPTHost, "mlp": MLPHost}

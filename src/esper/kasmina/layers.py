@@ -1,11 +1,12 @@
 """Layers that carry a population: P independent networks in one fused graph.
 
-Parameters are `[P, …]`. Activations carry lanes; a lane is one copy of one row's network. Images are `[B, L·C, H, W]` in
-channels_last (memory order B, H, W, L, C), everything else is `[L, B, …]`. A layer never mixes lanes: what happens in one
-cannot reach another, NaN included.
+Parameters are `[P, …]`. Activations carry lanes; a lane is one copy of one row's network. Images are `[B,
+L·C, H, W]` in channels_last (memory order B, H, W, L, C), everything else is `[L, B, …]`. A layer never mixes
+lanes: what happens in one cannot reach another, NaN included.
 
 B batch, L lanes, P rows of the population, C channels, T tokens, D features.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,13 +22,13 @@ from torch import Tensor, nn
 from esper.leyline import PopulationError
 
 LANE_MULTIPLE = 8
-"""Populations above one row, and lists of lanes in them, are multiples of this: then vectorised kernels treat a lane the
-same wherever it stands and whatever stands beside it."""
+"""Populations above one row, and lists of lanes in them, are multiples of this: then vectorised kernels treat
+a lane the same wherever it stands and whatever stands beside it."""
 
 
 class Mode(Enum):
-    """TRAIN: parameters learn, batch statistics are used and recorded. SHADOW: batch statistics are used, nothing is
-    recorded, parameters are constants. EVAL: recorded statistics, nothing changes."""
+    """TRAIN: parameters learn, batch statistics are used and recorded. SHADOW: batch statistics are used,
+    nothing is recorded, parameters are constants. EVAL: recorded statistics, nothing changes."""
 
     TRAIN = 0
     SHADOW = 1
@@ -71,7 +72,9 @@ class PopulationLayer(nn.Module):
     def _draw_uniform(self, row: int, bound: float, generator: torch.Generator) -> None:
         # Drawn on the CPU, so that a row's initial values do not depend on the device.
         for parameter in self.parameters():
-            values = torch.empty(parameter.shape[1:], dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+            values = torch.empty(parameter.shape[1:], dtype=torch.float32).uniform_(
+                -bound, bound, generator=generator
+            )
             with torch.no_grad():
                 parameter[row] = values.to(parameter)
 
@@ -87,7 +90,8 @@ class PopulationLayer(nn.Module):
 
 
 def seed_row(module: nn.Module, row: int, seed: int) -> None:
-    """Draw one row's initial values from its own stream; layers draw in the order in which they were declared."""
+    """Draw one row's initial values from its own stream; layers draw in the order in which they were
+    declared."""
     generator = torch.Generator().manual_seed(seed)
     for layer in module.modules():
         if isinstance(layer, PopulationLayer):
@@ -112,7 +116,9 @@ def _parameter(*shape: int) -> nn.Parameter:
 class Conv2d(PopulationLayer):
     """Convolution with same padding: `[B, L·in, H, W]` → `[B, L·out, H, W]`."""
 
-    def __init__(self, population: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = False) -> None:
+    def __init__(
+        self, population: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = False
+    ) -> None:
         super().__init__()
         self.inputs, self.outputs, self.kernel, self.groups = inputs, outputs, kernel, groups
         self.weight = _parameter(population, outputs, inputs // groups, kernel, kernel)
@@ -123,11 +129,20 @@ class Conv2d(PopulationLayer):
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         bias = None if self.bias is None else pick(self.bias, lanes).flatten()
-        return F.conv2d(x, self._kernels(lanes).flatten(0, 1), bias, 1, self.kernel // 2, 1, lanes.count * self.groups)
+        return F.conv2d(
+            x, self._kernels(lanes).flatten(0, 1), bias, 1, self.kernel // 2, 1, lanes.count * self.groups
+        )
 
     def plain(self, row: int) -> nn.Module:
-        layer = nn.Conv2d(self.inputs, self.outputs, self.kernel, 1, self.kernel // 2, groups=self.groups,
-                          bias=self.bias is not None)
+        layer = nn.Conv2d(
+            self.inputs,
+            self.outputs,
+            self.kernel,
+            1,
+            self.kernel // 2,
+            groups=self.groups,
+            bias=self.bias is not None,
+        )
         return copy_row(layer, self, row)
 
     def _kernels(self, lanes: Lanes) -> Tensor:
@@ -139,7 +154,8 @@ class CrippledConv2d(Conv2d):
 
     def __init__(self, population: int, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__(population, inputs, outputs, kernel)
-        # 1 everywhere, or only at the centre tap of a crippled row; multiplied in only while some row is crippled.
+        # 1 everywhere, or only at the centre tap of a crippled row; multiplied in only while some row is
+        # crippled.
         self.register_buffer("taps", torch.ones(population, 1, 1, kernel, kernel))
         self.taps: Tensor
         self.crippled = False
@@ -158,7 +174,9 @@ class CrippledConv2d(Conv2d):
         self.crippled = not bool(self.taps.all())
 
     def _kernels(self, lanes: Lanes) -> Tensor:
-        return pick(self.weight, lanes) * pick(self.taps, lanes) if self.crippled else pick(self.weight, lanes)
+        return (
+            pick(self.weight, lanes) * pick(self.taps, lanes) if self.crippled else pick(self.weight, lanes)
+        )
 
     def plain(self, row: int) -> nn.Module:
         layer = super().plain(row)
@@ -176,7 +194,7 @@ class Norm(PopulationLayer):
         self.channels = channels
         self.weight, self.bias = _parameter(population, channels), _parameter(population, channels)
 
-    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
         self._fill(row, weight=1.0, bias=0.0)
 
 
@@ -206,7 +224,8 @@ class BatchNorm2d(Norm):
 
 
 def group_count(channels: int) -> int:
-    """Groups of at least 16 channels; one group below that, because a group of one channel and one pixel is always 0."""
+    """Groups of at least 16 channels; one group below that, because a group of one channel and one pixel is
+    always 0."""
     return next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16), 1)
 
 
@@ -218,8 +237,8 @@ class GroupNorm(Norm):
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
         if weight.requires_grad and not x.requires_grad:
-            # The channels_last backward of torch 2.13 on CPU writes the input's gradient even when none is wanted, and
-            # crashes the process. Ask for it, and let it go.
+            # The channels_last backward of torch 2.13 on CPU writes the input's gradient even when none is
+            # wanted, and crashes the process. Ask for it, and let it go.
             x = x.detach().requires_grad_()
         return F.group_norm(x, lanes.count * self.groups, weight, bias)
 
@@ -246,7 +265,9 @@ class LayerNorm(Norm):
 class Linear(PopulationLayer):
     """`[L, B, …, in]` → `[L, B, …, out]`."""
 
-    def __init__(self, population: int, inputs: int, outputs: int, *, bias: bool = True, std: float | None = None) -> None:
+    def __init__(
+        self, population: int, inputs: int, outputs: int, *, bias: bool = True, std: float | None = None
+    ) -> None:
         super().__init__()
         self.inputs, self.outputs, self.std = inputs, outputs, std
         self.weight = _parameter(population, outputs, inputs)
@@ -289,7 +310,10 @@ class Embedding(PopulationLayer):
 
     def forward(self, tokens: Tensor, lanes: Lanes) -> Tensor:
         weight = pick(self.weight, lanes)
-        offset = torch.arange(lanes.count, device=tokens.device).view(-1, *(1,) * (tokens.dim() - 1)) * self.vocabulary
+        offset = (
+            torch.arange(lanes.count, device=tokens.device).view(-1, *(1,) * (tokens.dim() - 1))
+            * self.vocabulary
+        )
         return F.embedding(tokens + offset, weight.flatten(0, 1))
 
     def attend(self, x: Tensor, lanes: Lanes) -> Tensor:
@@ -318,7 +342,7 @@ class Scale(PopulationLayer):
         self.channels, self.image = channels, image
         self.weight = _parameter(population, channels)
 
-    def reset_row(self, row: int, generator: torch.Generator) -> None:  # noqa: ARG002
+    def reset_row(self, row: int, generator: torch.Generator) -> None:
         self._fill(row, weight=0.0)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
@@ -326,18 +350,28 @@ class Scale(PopulationLayer):
         return x * (weight.reshape(1, -1, 1, 1) if self.image else _lift(weight, x))
 
     def plain(self, row: int) -> nn.Module:
-        layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,)).to(dtype=self.weight.dtype)
+        layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,)).to(
+            dtype=self.weight.dtype
+        )
         with torch.no_grad():
             layer.weight.copy_(self.weight[row].view(layer.weight.shape))
         return layer
 
 
 class Attention(nn.Module):
-    """Causal self-attention `[L, B, T, D]` → `[L, B, T, D]`. With `distance_bias`, scores fall with distance, each head
-    at its own fixed rate, which lets heads specialise in near and far context."""
+    """Causal self-attention `[L, B, T, D]` → `[L, B, T, D]`. With `distance_bias`, scores fall with distance,
+    each head at its own fixed rate, which lets heads specialise in near and far context."""
 
-    def __init__(self, population: int, features: int, heads: int, *, std: float = 0.02, out_std: float = 0.02,
-                 distance_bias: bool = False) -> None:
+    def __init__(
+        self,
+        population: int,
+        features: int,
+        heads: int,
+        *,
+        std: float = 0.02,
+        out_std: float = 0.02,
+        distance_bias: bool = False,
+    ) -> None:
         super().__init__()
         self.heads, self.distance_bias = heads, distance_bias
         self.qkv = Linear(population, features, 3 * features, std=std)
@@ -345,7 +379,13 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         # [L, B, T, 3·D] → three of [L·B, heads, T, D/heads]
-        q, k, v = self.qkv(x, lanes).flatten(0, 1).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x, lanes)
+            .flatten(0, 1)
+            .unflatten(-1, (3, self.heads, -1))
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         if self.distance_bias:
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(x))
         else:
@@ -382,12 +422,15 @@ class Layout:
         return self._join(self._split(x, lanes).index_select(3, index))
 
     def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
-        """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as (activations, its
-        lanes, how many of them count). Images are cut with lanes outermost but one, so that gradients stay channels_last."""
+        """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as
+        (activations, its lanes, how many of them count). Images are cut with lanes outermost but one, so that
+        gradients stay channels_last."""
         if not self.image:
             return x.index_copy(0, index, torch.cat([piece[:count] for piece, _, count in pieces]))
         cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
-        return self._join(self._split(x, lanes).index_copy(3, index, cut[0] if len(cut) == 1 else torch.cat(cut, 3)))
+        return self._join(
+            self._split(x, lanes).index_copy(3, index, cut[0] if len(cut) == 1 else torch.cat(cut, 3))
+        )
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """The lanes of both, side by side."""
@@ -400,8 +443,8 @@ class Layout:
         return x
 
     def settle(self, x: Tensor) -> Tensor:
-        """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a lane's must
-        not depend on whether it was moved."""
+        """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a
+        lane's must not depend on whether it was moved."""
         return _ChannelsLastGradient.apply(x) if self.image and x.requires_grad else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:

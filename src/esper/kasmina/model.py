@@ -1,9 +1,9 @@
 """The morphogenetic model: a population of networks, each growing on its own.
 
-Forward passes follow a plan, the list of blended seeds at each slot, rebuilt only when a lifecycle operation or a tick
-changed something. Training losses, incubation and coalition tables all run on one primitive: segments of the host on
-lanes, with seeds applied to some of the lanes.
-"""
+Forward passes follow a plan, the list of blended seeds at each slot, rebuilt only when a lifecycle operation
+or a tick changed something. Training losses, incubation and coalition tables all run on one primitive:
+segments of the host on lanes, with seeds applied to some of the lanes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,9 @@ Probe = Callable[[str, Tensor, Tensor], Tensor]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of each lane: outputs [L, B, …, classes], targets [L, B, …] → [L]."""
     if outputs.shape[:-1] != targets.shape:
-        raise ShapeError(f"targets have shape {tuple(targets.shape)}, outputs want {tuple(outputs.shape[:-1])}")
+        raise ShapeError(
+            f"targets have shape {tuple(targets.shape)}, outputs want {tuple(outputs.shape[:-1])}"
+        )
     flat = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
     return flat.view(len(outputs), -1).mean(1)
 
@@ -92,7 +94,8 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class ShadowStep:
-    """What happens after one segment of the shadow pass: blended seeds of the lanes under way, then new lanes join."""
+    """What happens after one segment of the shadow pass: blended seeds of the lanes under way, then new lanes
+    join."""
 
     slot_id: str
     growth: list[Growth]
@@ -110,9 +113,16 @@ class ShadowPlan:
 class MorphogeneticModel(nn.Module):
     """A host, its slots and the seeds that grow in them, for `population` independent networks."""
 
-    def __init__(self, host: Host, slots: Iterable[str] | None = None, *, gates: GateConfig | None = None,
-                 pacing: Pacing | None = None, incubation: Incubation = Incubation.SHADOW,
-                 seeds: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        slots: Iterable[str] | None = None,
+        *,
+        gates: GateConfig | None = None,
+        pacing: Pacing | None = None,
+        incubation: Incubation = Incubation.SHADOW,
+        seeds: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
         specs = {spec.slot_id: spec for spec in host.injection_specs()}
         wanted = tuple(specs) if slots is None else tuple(slots)
@@ -126,9 +136,15 @@ class MorphogeneticModel(nn.Module):
         self.gate_config, self.pacing = gates or GateConfig(), pacing or Pacing()
         self.slot_config = SlotConfig.from_ids(wanted)
         order = host.execution_order()
-        self.seed_slots = nn.ModuleDict({
-            slot_id: SeedSlot(specs[slot_id], host.topology, self.population, gates=self.gate_config, pacing=self.pacing)
-            for slot_id in order if slot_id in wanted})
+        self.seed_slots = nn.ModuleDict(
+            {
+                slot_id: SeedSlot(
+                    specs[slot_id], host.topology, self.population, gates=self.gate_config, pacing=self.pacing
+                )
+                for slot_id in order
+                if slot_id in wanted
+            }
+        )
         self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
         self.version = 0
         self._plan: dict[str, list[Growth]] | None = None
@@ -141,7 +157,7 @@ class MorphogeneticModel(nn.Module):
         for row in range(self.population):
             self.reset_row(row, row if seeds is None else seeds[row])
 
-    # -- rows and slots ----------------------------------------------------------------------------------------------------
+    # -- rows and slots --------------------------------------------------------------------------------------
 
     def slot(self, slot_id: str) -> SeedSlot:
         if slot_id not in self.seed_slots:
@@ -179,17 +195,36 @@ class MorphogeneticModel(nn.Module):
         self.version += 1
         self._plan = self._shadow_plan = None
 
-    # -- lifecycle ----------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------
 
-    def germinate(self, slot_id: str, blueprint_id: str, *, row: int = 0, init_seed: int | None = None,
-                  algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD, ramp_curve: AlphaCurve = AlphaCurve.SIGMOID,
-                  tempo_epochs: int = 5, alpha_target: float = 1.0, seed_id: str | None = None) -> OpResult:
-        """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of germination)."""
+    def germinate(
+        self,
+        slot_id: str,
+        blueprint_id: str,
+        *,
+        row: int = 0,
+        init_seed: int | None = None,
+        algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD,
+        ramp_curve: AlphaCurve = AlphaCurve.SIGMOID,
+        tempo_epochs: int = 5,
+        alpha_target: float = 1.0,
+        seed_id: str | None = None,
+    ) -> OpResult:
+        """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of
+        germination)."""
         slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
-        result = slot.germinate(row, Seed(
-            seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id, blueprint_id=blueprint_id,
-            algorithm=algorithm, ramp_curve=ramp_curve, tempo_epochs=tempo_epochs, alpha_target=alpha_target,
-            init_seed=stream_seed(0, "germination", 0, row, number) if init_seed is None else init_seed))
+        result = slot.germinate(
+            row,
+            Seed(
+                seed_id=f"{slot_id}-{blueprint_id}-{number}" if seed_id is None else seed_id,
+                blueprint_id=blueprint_id,
+                algorithm=algorithm,
+                ramp_curve=ramp_curve,
+                tempo_epochs=tempo_epochs,
+                alpha_target=alpha_target,
+                init_seed=stream_seed(0, "germination", 0, row, number) if init_seed is None else init_seed,
+            ),
+        )
         if result.done:
             slot.seed(row).metrics.host_params = self.host_params
             self.germinations[row] += 1
@@ -208,22 +243,55 @@ class MorphogeneticModel(nn.Module):
         """Remove a seed at once."""
         return self._done(self.slot(slot_id).prune(self.check_row(row), cause=cause))
 
-    def schedule_prune(self, slot_id: str, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                       steepness: float = 12.0) -> OpResult:
+    def schedule_prune(
+        self,
+        slot_id: str,
+        *,
+        row: int = 0,
+        steps: int,
+        curve: AlphaCurve = AlphaCurve.LINEAR,
+        steepness: float = 12.0,
+    ) -> OpResult:
         """Blend a seed out over `steps` epochs, then remove it."""
-        return self._done(self.slot(slot_id).schedule_prune(self.check_row(row), steps=steps, curve=curve, steepness=steepness))
+        return self._done(
+            self.slot(slot_id).schedule_prune(
+                self.check_row(row), steps=steps, curve=curve, steepness=steepness
+            )
+        )
 
-    def set_alpha_target(self, slot_id: str, target: float, *, row: int = 0, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
-        """Ramp a blended seed to another alpha. Where that adds a gate, its initial weights come from the seed's own stream."""
+    def set_alpha_target(
+        self,
+        slot_id: str,
+        target: float,
+        *,
+        row: int = 0,
+        steps: int,
+        curve: AlphaCurve = AlphaCurve.LINEAR,
+        steepness: float = 12.0,
+        algorithm: AlphaAlgorithm | None = None,
+    ) -> OpResult:
+        """Ramp a blended seed to another alpha. Where that adds a gate, its initial weights come from the
+        seed's own stream."""
         slot = self.slot(slot_id)
-        return self._done(slot.set_alpha_target(self.check_row(row), target, steps=steps, curve=curve, steepness=steepness,
-                                                algorithm=algorithm))
+        return self._done(
+            slot.set_alpha_target(
+                self.check_row(row),
+                target,
+                steps=steps,
+                curve=curve,
+                steepness=steepness,
+                algorithm=algorithm,
+            )
+        )
 
     def step_epoch(self, rows: Iterable[int] | None = None) -> list[LifecycleRecord]:
         """One tick of the clock for all rows, or those given."""
-        records = [record for row in (range(self.population) if rows is None else rows)
-                   for slot in self.slots() for record in slot.step_epoch(self.check_row(row))]
+        records = [
+            record
+            for row in (range(self.population) if rows is None else rows)
+            for slot in self.slots()
+            for record in slot.step_epoch(self.check_row(row))
+        ]
         self.changed()
         return records
 
@@ -231,11 +299,13 @@ class MorphogeneticModel(nn.Module):
         self.changed()
         return result
 
-    # -- reports ------------------------------------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     def reports(self, row: int = 0) -> dict[str, SeedStateReport]:
         """Reports of the row's occupied slots, in slot order; an empty slot has none."""
-        found = {slot_id: self.slot(slot_id).report(self.check_row(row)) for slot_id in self.slot_config.slot_ids}
+        found = {
+            slot_id: self.slot(slot_id).report(self.check_row(row)) for slot_id in self.slot_config.slot_ids
+        }
         return {slot_id: report for slot_id, report in found.items() if report is not None}
 
     def seed_in(self, slot_id: str, row: int = 0) -> Seed | None:
@@ -250,14 +320,20 @@ class MorphogeneticModel(nn.Module):
         """Parameters of the row's seeds, of those in the given stages if any are given."""
         self.check_row(row)
         wanted = None if stages is None else frozenset(stages)
-        return sum(slot.params(row) for slot in self.slots()
-                   if (seed := slot.seeds[row]) is not None and (wanted is None or seed.stage in wanted))
+        return sum(
+            slot.params(row)
+            for slot in self.slots()
+            if (seed := slot.seeds[row]) is not None and (wanted is None or seed.stage in wanted)
+        )
 
     def total_params(self, row: int = 0) -> int:
         return self.host_params + self.seed_params(row)
 
-    def record_epoch(self, row: int, accuracy: float, *, contributions: Mapping[str, float] | None = None) -> None:
-        """Give the row's seeds this epoch's validation accuracy and fresh leave-one-out contributions (percentage points)."""
+    def record_epoch(
+        self, row: int, accuracy: float, *, contributions: Mapping[str, float] | None = None
+    ) -> None:
+        """Give the row's seeds this epoch's validation accuracy and fresh leave-one-out contributions
+        (percentage points)."""
         for slot in self.slots():
             seed = slot.seeds[self.check_row(row)]
             if seed is not None and seed.is_present:
@@ -268,24 +344,34 @@ class MorphogeneticModel(nn.Module):
     def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
         """Give every learning seed what the last step measured of its gradient.
 
-        `table` holds the values of `stats.packed()` where the caller has brought them from the device already."""
+        `table` holds the values of `stats.packed()` where the caller has brought them from the device
+        already."""
         host, *rest = stats.packed().tolist() if table is None else table
         slots = list(stats.norm)
-        norm, vanishing, exploding = rest[:len(slots)], rest[len(slots):2 * len(slots)], rest[2 * len(slots):]
+        norm, vanishing, exploding = (
+            rest[: len(slots)],
+            rest[len(slots) : 2 * len(slots)],
+            rest[2 * len(slots) :],
+        )
         for i, slot_id in enumerate(slots):
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
-                    seed.metrics.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
+                    seed.metrics.record_gradient(
+                        norm[i][row], host[row], vanishing[i][row], exploding[i][row]
+                    )
 
-    # -- passes -------------------------------------------------------------------------------------------------------------
+    # -- passes ----------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs `[P, B, …]` of all rows. Seeds in TRAINING take no part."""
         self.host.check_input(x, self.population)
         return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
 
-    def losses(self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None) -> Losses:
-        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without incubation.
+    def losses(
+        self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None
+    ) -> Losses:
+        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without
+        incubation.
 
         A `probe` sees the features before and after each slot's blended seeds; what it returns goes on."""
         self.host.check_input(x, self.population)
@@ -300,11 +386,19 @@ class MorphogeneticModel(nn.Module):
             return Losses(main, None, outputs)
         return Losses(main, self._shadow_losses(taps, targets, criterion), outputs)
 
-    def _walk(self, x: Tensor, lanes: Lanes, *, taps: dict[str, Tensor] | None = None,
-              incubating: Mapping[str, list[int]] | None = None, probe: Probe | None = None) -> Tensor:
+    def _walk(
+        self,
+        x: Tensor,
+        lanes: Lanes,
+        *,
+        taps: dict[str, Tensor] | None = None,
+        incubating: Mapping[str, list[int]] | None = None,
+        probe: Probe | None = None,
+    ) -> Tensor:
         """All segments; at each slot the seeds of the plan are applied.
 
-        Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it (STE)."""
+        Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it
+        (STE)."""
         plan = self._forward_plan()
         for index, slot_id in enumerate(self.slot_after):
             x = self.host.segment(index, x, lanes)
@@ -330,7 +424,7 @@ class MorphogeneticModel(nn.Module):
                 return self.layout.settle(self._blend(slot_id, x, g, lanes.mode))
             seeded = self._blend(slot_id, self.layout.take(x, lanes.count, g.positions), g, lanes.mode)
             pieces.append((seeded, g.lanes.count, g.count))
-            positions.append(g.positions[:g.count])
+            positions.append(g.positions[: g.count])
         return self.layout.put(x, lanes.count, torch.cat(positions), pieces)
 
     def _blend(self, slot_id: str, h: Tensor, g: Growth, mode: Mode) -> Tensor:
@@ -343,14 +437,22 @@ class MorphogeneticModel(nn.Module):
             gated = torch.addcmul(h, delta, alpha * slot.banks[GATE_BANK](h, lanes))
             out = torch.where(self.layout.per_lane(g.gate, h, lanes.count), gated, out)
         if g.multiply is not None:
-            out = torch.where(self.layout.per_lane(g.multiply, h, lanes.count), h * (1 + alpha * torch.tanh(delta)), out)
+            out = torch.where(
+                self.layout.per_lane(g.multiply, h, lanes.count), h * (1 + alpha * torch.tanh(delta)), out
+            )
         return out
 
-    # -- incubation -----------------------------------------------------------------------------------------------------------
+    # -- incubation ------------------------------------------------------------------------------------------
 
     def _incubating(self) -> dict[str, list[int]]:
-        found = {slot.slot_id: [row for row, seed in enumerate(slot.seeds)
-                                if seed is not None and seed.stage is SeedStage.TRAINING] for slot in self.slots()}
+        found = {
+            slot.slot_id: [
+                row
+                for row, seed in enumerate(slot.seeds)
+                if seed is not None and seed.stage is SeedStage.TRAINING
+            ]
+            for slot in self.slots()
+        }
         return {slot_id: rows for slot_id, rows in found.items() if rows}
 
     def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
@@ -358,8 +460,9 @@ class MorphogeneticModel(nn.Module):
         return self.growth_at(slot_id, range(len(rows)), rows, alpha=1.0)
 
     def _shadow_losses(self, features: Mapping[str, Tensor], targets: Tensor, criterion: Criterion) -> Tensor:
-        """The losses at the incubating seeds' own outputs. Their features go on through the frozen rest of their hosts, all in
-        one pass: at each slot the lanes of its incubating seeds join those that are under way."""
+        """The losses at the incubating seeds' own outputs. Their features go on through the frozen rest of
+        their hosts, all in one pass: at each slot the lanes of its incubating seeds join those that are under
+        way."""
         plan = self._shadow_plan = self._shadow_plan or self._plan_shadows()
         x: Tensor | None = None
         lanes = Lanes(0, Mode.SHADOW)
@@ -388,7 +491,9 @@ class MorphogeneticModel(nn.Module):
         rows: list[int] = []
         real: list[int] = []
         for slot_id in self.slot_after:
-            blended = [] if slot_id is None else [i for i, row in enumerate(rows) if self._is_blended(slot_id, row)]
+            blended = (
+                [] if slot_id is None else [i for i, row in enumerate(rows) if self._is_blended(slot_id, row)]
+            )
             growth = self.growth_at(slot_id or "", blended, rows) if blended else []
             if slot_id is None or slot_id not in incubating:
                 steps.append(ShadowStep(slot_id or "", growth))
@@ -396,8 +501,15 @@ class MorphogeneticModel(nn.Module):
             mine = self.padded(incubating[slot_id])
             real += range(len(rows), len(rows) + len(incubating[slot_id]))
             rows += mine
-            steps.append(ShadowStep(slot_id, growth, self.lanes(mine, Mode.SHADOW), self._incubator(slot_id, incubating[slot_id]),
-                                    self.lanes(rows, Mode.SHADOW)))
+            steps.append(
+                ShadowStep(
+                    slot_id,
+                    growth,
+                    self.lanes(mine, Mode.SHADOW),
+                    self._incubator(slot_id, incubating[slot_id]),
+                    self.lanes(rows, Mode.SHADOW),
+                )
+            )
         return ShadowPlan(steps, torch.tensor(real, device=device))
 
     def _is_blended(self, slot_id: str, row: int) -> bool:
@@ -405,26 +517,33 @@ class MorphogeneticModel(nn.Module):
         return seed is not None and seed.is_blended
 
     def _straight_through(self, slot_id: str, rows: list[int], x: Tensor, lanes: Lanes) -> Tensor:
-        """Leave the features as they are, and hand the gradient that reaches them to the incubating seeds as well."""
+        """Leave the features as they are, and hand the gradient that reaches them to the incubating seeds as
+        well."""
         index = torch.tensor(self.padded(rows), device=x.device)
         taken = self.layout.take(x.detach(), lanes.count, index)
-        seeded = self.grow(slot_id, taken, Lanes(len(index), Mode.TRAIN, index), self._incubator(slot_id, rows))
+        seeded = self.grow(
+            slot_id, taken, Lanes(len(index), Mode.TRAIN, index), self._incubator(slot_id, rows)
+        )
         return _StraightThrough.apply(x, seeded, self, index, len(rows))
 
-    # -- the plan -------------------------------------------------------------------------------------------------------------
+    # -- the plan --------------------------------------------------------------------------------------------
 
     def _forward_plan(self) -> dict[str, list[Growth]]:
         """The blended seeds of each slot."""
         if self._plan is None:
             rows = range(self.population)
-            self._plan = {slot_id: self.growth_at(slot_id, seeded, rows) for slot_id in self.seed_slots
-                          if (seeded := [row for row in rows if self._is_blended(slot_id, row)])}
+            self._plan = {
+                slot_id: self.growth_at(slot_id, seeded, rows)
+                for slot_id in self.seed_slots
+                if (seeded := [row for row in rows if self._is_blended(slot_id, row)])
+            }
         return self._plan
 
-    def growth_at(self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int], *,
-                  alpha: float | None = None) -> list[Growth]:
-        """The seeds of one slot for the lanes at `positions`, by bank, each list padded; at their own alpha, or at that given.
-        `lane_rows`: the rows that all lanes stand for, padding not counted."""
+    def growth_at(
+        self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int], *, alpha: float | None = None
+    ) -> list[Growth]:
+        """The seeds of one slot for the lanes at `positions`, by bank, each list padded; at their own alpha,
+        or at that given. `lane_rows`: the rows that all lanes stand for, padding not counted."""
         slot = self.slot(slot_id)
         anchor = slot.anchor
         growth = []
@@ -433,23 +552,32 @@ class MorphogeneticModel(nn.Module):
             padded = self.padded(members)
             rows = [lane_rows[i] for i in padded]
             seeds = [slot.seed(row) for row in rows]
-            # Padding lanes repeat the first lane, so where every lane has a seed of this bank nothing need be moved.
+            # Padding lanes repeat the first lane, so where every lane has a seed of this bank nothing need be
+            # moved.
             everywhere = len(members) == len(lane_rows)
-            growth.append(Growth(
-                bank=bank,
-                positions=None if everywhere else torch.tensor(padded, device=anchor.device),
-                lanes=self.lanes(rows, Mode.TRAIN),
-                count=len(members),
-                alpha=torch.tensor([seed.alpha.alpha if alpha is None else alpha for seed in seeds], dtype=anchor.dtype,
-                                   device=anchor.device),
-                multiply=_flags(seeds, AlphaAlgorithm.MULTIPLY, anchor),
-                gate=_flags(seeds, AlphaAlgorithm.GATE, anchor)))
+            growth.append(
+                Growth(
+                    bank=bank,
+                    positions=None if everywhere else torch.tensor(padded, device=anchor.device),
+                    lanes=self.lanes(rows, Mode.TRAIN),
+                    count=len(members),
+                    alpha=torch.tensor(
+                        [seed.alpha.alpha if alpha is None else alpha for seed in seeds],
+                        dtype=anchor.dtype,
+                        device=anchor.device,
+                    ),
+                    multiply=_flags(seeds, AlphaAlgorithm.MULTIPLY, anchor),
+                    gate=_flags(seeds, AlphaAlgorithm.GATE, anchor),
+                )
+            )
         return growth
 
     def lanes(self, rows: list[int], mode: Mode) -> Lanes:
         """Lanes that stand for `rows`, padding included."""
         everyone = rows == list(range(self.population))
-        return Lanes(len(rows), mode, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device))
+        return Lanes(
+            len(rows), mode, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device)
+        )
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
         """Fill up to a multiple of eight with the first item; a population of one needs no company."""
@@ -457,32 +585,63 @@ class MorphogeneticModel(nn.Module):
             return list(items)
         return [*items, *[items[0]] * (-len(items) % LANE_MULTIPLE)]
 
-    # -- what the optimizer holds ----------------------------------------------------------------------------------------------
+    # -- what the optimizer holds ----------------------------------------------------------------------------
 
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""
         everyone = [True] * self.population
-        groups = [GroupSpec("host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone, False)]
+        groups = [
+            GroupSpec(
+                "host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone, False
+            )
+        ]
         for slot in self.slots():
             learning = [seed is not None and seed.is_learning for seed in slot.seeds]
             for name, bank in slot.banks.items():
                 mine = [a and b for a, b in zip(slot.live_rows(name), learning, strict=True)]
-                # Seeds that are being blended out run and do not learn; gates run for all seeds beside one that is gated.
-                frozen = name == GATE_BANK or any(s is not None and s.is_blended and not s.is_learning for s in slot.seeds)
-                groups.append(GroupSpec(slot.slot_id, f"{slot.slot_id}.{name}", dict(bank.named_parameters()),
-                                        list(slot.births[name]), mine, frozen))
+                # Seeds that are being blended out run and do not learn; gates run for all seeds beside one
+                # that is gated.
+                frozen = name == GATE_BANK or any(
+                    s is not None and s.is_blended and not s.is_learning for s in slot.seeds
+                )
+                groups.append(
+                    GroupSpec(
+                        slot.slot_id,
+                        f"{slot.slot_id}.{name}",
+                        dict(bank.named_parameters()),
+                        list(slot.births[name]),
+                        mine,
+                        frozen,
+                    )
+                )
         return groups
 
     def live_banks(self, row: int) -> set[str]:
         """Names of the banks in which this row has weights."""
-        return {"host", *(f"{slot.slot_id}.{name}" for slot in self.slots() for name in slot.banks if slot.live_rows(name)[row])}
+        return {
+            "host",
+            *(
+                f"{slot.slot_id}.{name}"
+                for slot in self.slots()
+                for name in slot.banks
+                if slot.live_rows(name)[row]
+            ),
+        }
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Forward: the host's features, untouched even where the seed's are NaN. Backward: the gradient goes both ways."""
+    """Forward: the host's features, untouched even where the seed's are NaN. Backward: the gradient goes both
+    ways."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seeded: Tensor, model: MorphogeneticModel, index: Tensor, count: int) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        seeded: Tensor,  # noqa: ARG004
+        model: MorphogeneticModel,
+        index: Tensor,
+        count: int,
+    ) -> Tensor:
         ctx.model, ctx.index, ctx.count = model, index, count
         return x.view_as(x)
 
@@ -497,4 +656,3 @@ class _StraightThrough(torch.autograd.Function):
 def _flags(seeds: Sequence[Seed], wanted: AlphaAlgorithm, anchor: Tensor) -> Tensor | None:
     flags = [seed.algorithm is wanted for seed in seeds]
     return torch.tensor(flags, device=anchor.device) if any(flags) else None
-

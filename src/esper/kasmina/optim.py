@@ -1,8 +1,9 @@
 """Optimizers for populations: every row has its own learning rate, momentum, decay and gradient clipping.
 
-The model owns the groups (its host, and each slot's banks); the optimizer follows it through growth. State of surviving
-parameters is kept, a row that begins or ends starts from zero, and only rows that learn ever move.
+The model owns the groups (its host, and each slot's banks); the optimizer follows it through growth. State of
+surviving parameters is kept, a row that begins or ends starts from zero, and only rows that learn ever move.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,8 +62,9 @@ class Bank:
     frozen: bool
     """Some row takes part in a pass and may still not move, so its gradient must be taken out."""
     bias: Tensor
-    """[P, 2] 1 − β1ᵗ and 1 − β2ᵗ after the row's t updates (Adam's bias corrections), kept by recurrence: `β ** t` rounds
-    differently with the length of the vector, and a row must not depend on how many others there are."""
+    """[P, 2] 1 − β1ᵗ and 1 − β2ᵗ after the row's t updates (Adam's bias corrections), kept by recurrence: `β
+    ** t` rounds differently with the length of the vector, and a row must not depend on how many others there
+    are."""
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
 
@@ -85,7 +87,9 @@ class GradientStats:
 
     def packed(self) -> Tensor:
         """Everything in one tensor [1 + 3·slots, P], for one transfer."""
-        return torch.stack([self.host_norm, *self.norm.values(), *self.vanishing.values(), *self.exploding.values()])
+        return torch.stack(
+            [self.host_norm, *self.norm.values(), *self.vanishing.values(), *self.exploding.values()]
+        )
 
 
 class PopulationOptimizer:
@@ -108,7 +112,7 @@ class PopulationOptimizer:
         self._version = -1
         self.sync()
 
-    # -- following the model --------------------------------------------------------------------------------------------
+    # -- following the model ---------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Take over the model's current groups: keep what survived, add what is new, drop what is gone."""
@@ -133,13 +137,19 @@ class PopulationOptimizer:
         population = self.model.population
         moments = ("momentum",) if self.config.kind == "sgd" else ("mean", "square")
         state = {moment: [torch.zeros_like(p) for p in parameters.values()] for moment in moments}
-        return Bank(parameters, torch.zeros(population, dtype=torch.long), torch.zeros(population, dtype=torch.bool), False,
-                    self.host_lr.new_zeros(population, 2), state)
+        return Bank(
+            parameters,
+            torch.zeros(population, dtype=torch.long),
+            torch.zeros(population, dtype=torch.bool),
+            False,
+            self.host_lr.new_zeros(population, 2),
+            state,
+        )
 
     def _banks(self) -> dict[str, Bank]:
         return {name: bank for banks in self.groups.values() for name, bank in banks.items()}
 
-    # -- stepping ---------------------------------------------------------------------------------------------------------
+    # -- stepping --------------------------------------------------------------------------------------------
 
     def zero_grad(self) -> None:
         for bank in self._banks().values():
@@ -156,7 +166,9 @@ class PopulationOptimizer:
             if not work:
                 continue
             # One row of norms for each tensor, one column for each network.
-            norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads])
+            norms = torch.stack(
+                [torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads]
+            )
             # Squares add up within a bank first: what other rows' banks add to a row's sum is exactly 0.
             squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
             total = torch.stack(squares).sum(0).sqrt()
@@ -185,8 +197,8 @@ class PopulationOptimizer:
         if not parameters or all(p.grad is None for p in parameters):
             return None
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        # Rows that take no part in a pass have no gradient. That of a frozen one is selected out, not multiplied by 0: it may
-        # be NaN.
+        # Rows that take no part in a pass have no gradient. That of a frozen one is selected out, not
+        # multiplied by 0: it may be NaN.
         return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads] if bank.frozen else grads
 
     def _update(self, bank: Bank, grads: list[Tensor], *, is_host: bool) -> None:
@@ -208,7 +220,9 @@ class PopulationOptimizer:
         # A row that has never learned does not move: any divisor but 0 will do.
         bias1, bias2 = torch.where(bank.bias > 0, bank.bias, 1.0).unbind(1)
         torch._foreach_mul_(parameters, _columns(1 - lr * decay, parameters))
-        for p, g, mean, square in zip(parameters, grads, bank.state["mean"], bank.state["square"], strict=True):
+        for p, g, mean, square in zip(
+            parameters, grads, bank.state["mean"], bank.state["square"], strict=True
+        ):
             mean.mul_(_column(keep, p)).addcmul_(g, _column(1 - keep, p))
             square.mul_(_column(beta2, p)).addcmul_(g * g, _column(1 - beta2, p))
             root = (square / _column(bias2, p)).sqrt_().add_(self.config.eps)
@@ -220,7 +234,7 @@ class PopulationOptimizer:
         self.sync()
         return [{"params": [p for bank in self._banks().values() for p in bank.parameters.values()]}]
 
-    # -- rows ---------------------------------------------------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------------------
 
     def forget_row(self, row: int) -> None:
         """Zero the row's momentum, as after a rollback."""
@@ -246,7 +260,9 @@ class PopulationOptimizer:
             if name in live:
                 places[f"{name}.bias_correction"] = bank.bias
                 for moment, tensors in bank.state.items():
-                    places |= {f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)}
+                    places |= {
+                        f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)
+                    }
         return places
 
 
@@ -260,7 +276,9 @@ def check_tensors(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor],
         raise StructureError(f"{what}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
     for name, shape in wanted.items():
         if found[name].shape != shape:
-            raise StructureError(f"{what}: {name} has shape {tuple(found[name].shape)}, wanted {tuple(shape)}")
+            raise StructureError(
+                f"{what}: {name} has shape {tuple(found[name].shape)}, wanted {tuple(shape)}"
+            )
 
 
 def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, what: str) -> None:

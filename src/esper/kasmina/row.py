@@ -1,4 +1,5 @@
 """One row of a population, used like a single model with its own optimizer."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -78,9 +79,15 @@ class OptimizerRow:
         return name.startswith("host.") is self.host and not name.startswith("rates.")
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if self._mine(name)}
+        return {
+            name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if self._mine(name)
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Strict; the other part of the row stays as it is."""
-        others = {name: tensor for name, tensor in self.optimizer.row_state(self.row).items() if not self._mine(name)}
+        others = {
+            name: tensor
+            for name, tensor in self.optimizer.row_state(self.row).items()
+            if not self._mine(name)
+        }
         self.optimizer.load_row_state(self.row, others | state)

@@ -1,4 +1,5 @@
 """One seed in one slot of one network: its stage, its alpha and what has been measured about it."""
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
@@ -51,7 +52,9 @@ class Seed:
     @property
     def bank_names(self) -> tuple[str, ...]:
         """Banks of the slot that hold its weights."""
-        return (self.blueprint_id, GATE_BANK) if self.algorithm is AlphaAlgorithm.GATE else (self.blueprint_id,)
+        return (
+            (self.blueprint_id, GATE_BANK) if self.algorithm is AlphaAlgorithm.GATE else (self.blueprint_id,)
+        )
 
     @property
     def is_present(self) -> bool:
@@ -70,8 +73,10 @@ class Seed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for structure.json."""
-        return {name: int(value) if name in _ENUMS and value is not None else value for name, value in asdict(self).items()} | {
-            "alpha": {k: int(v) if k in _ALPHA_ENUMS else v for k, v in asdict(self.alpha).items()}}
+        return {
+            name: int(value) if name in _ENUMS and value is not None else value
+            for name, value in asdict(self).items()
+        } | {"alpha": {k: int(v) if k in _ALPHA_ENUMS else v for k, v in asdict(self.alpha).items()}}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Seed:
@@ -84,7 +89,9 @@ class Seed:
             alpha = {k: _ALPHA_ENUMS[k](v) if k in _ALPHA_ENUMS else v for k, v in data["alpha"].items()}
         except ValueError as error:
             raise StructureError(f"seed {data['seed_id']!r}: {error}") from None
-        seed = cls(**(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])}))
+        seed = cls(
+            **(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])})
+        )
         seed._check_values()
         return seed
 
@@ -94,26 +101,45 @@ class Seed:
         full = self.stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
         for name, fits in {
             "stage": self.stage not in (SeedStage.UNKNOWN, SeedStage.DORMANT),
-            "alpha_target": 0.0 < self.alpha_target <= 1.0, "tempo_epochs": self.tempo_epochs >= 1,
+            "alpha_target": 0.0 < self.alpha_target <= 1.0,
+            "tempo_epochs": self.tempo_epochs >= 1,
             "init_seed": 0 <= self.init_seed < 1 << 63,
-            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target)) and MIN_STEEPNESS <= a.steepness <= MAX_STEEPNESS
+            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target))
+            and MIN_STEEPNESS <= a.steepness <= MAX_STEEPNESS
             and (a.steps_done == a.steps_total == 0 if holds else 0 <= a.steps_done < a.steps_total)
             and (self.stage is SeedStage.BLENDING or (holds and a.alpha == float(full))),
         }.items():
             if not fits:
-                raise StructureError(f"seed {self.seed_id!r} in stage {self.stage.name}: {name} is {getattr(self, name)!r}, "
-                                     "which no seed in this stage can have")
+                raise StructureError(
+                    f"seed {self.seed_id!r} in stage {self.stage.name}: {name} is {getattr(self, name)!r}, "
+                    "which no seed in this stage can have"
+                )
 
 
-_ENUMS: dict[str, Any] = {"algorithm": AlphaAlgorithm, "ramp_curve": AlphaCurve, "stage": SeedStage, "prune_cause": PruneCause}
+_ENUMS: dict[str, Any] = {
+    "algorithm": AlphaAlgorithm,
+    "ramp_curve": AlphaCurve,
+    "stage": SeedStage,
+    "prune_cause": PruneCause,
+}
 _ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
 
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "float | None": (int, float, type(None)),
-    "int | None": (int, type(None)), "PruneCause | None": (int, type(None)), "AlphaController": (dict,), "SeedMetrics": (dict,),
-    "frozenset[GateLevel]": (list,), "dict[str, Any]": (dict,), "dict[str, Any] | None": (dict, type(None)),
-    "list[str]": (list,), "list[Any]": (list,),
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "float | None": (int, float, type(None)),
+    "int | None": (int, type(None)),
+    "PruneCause | None": (int, type(None)),
+    "AlphaController": (dict,),
+    "SeedMetrics": (dict,),
+    "frozenset[GateLevel]": (list,),
+    "dict[str, Any]": (dict,),
+    "dict[str, Any] | None": (dict, type(None)),
+    "list[str]": (list,),
+    "list[Any]": (list,),
 }
 
 
@@ -127,4 +153,6 @@ def check_fields(where: str, data: Any, cls: Any) -> None:
         raise StructureError(f"{where}: missing fields {missing}, unknown fields {unknown}")
     for name, value in data.items():
         if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-            raise StructureError(f"{where}: {name} is {value!r}, wanted {' or '.join(k.__name__ for k in kinds[name])}")
+            raise StructureError(
+                f"{where}: {name} is {value!r}, wanted {' or '.join(k.__name__ for k in kinds[name])}"
+            )

@@ -1,8 +1,9 @@
 """One slot of a population: in each row at most one seed, and the banks that hold the seeds' weights.
 
-Seeds of one blueprint share a bank, a module whose rows are the seeds. Germination writes a row, pruning clears it. Every
-operation returns the records of what it did; an operation that the stage forbids raises and changes nothing.
-"""
+Seeds of one blueprint share a bank, a module whose rows are the seeds. Germination writes a row, pruning
+clears it. Every operation returns the records of what it did; an operation that the stage forbids raises and
+changes nothing."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -53,33 +54,41 @@ def _member(kind: type[_E], value: int) -> _E:
     try:
         return kind(value)
     except ValueError:
-        raise EsperError(f"{kind.__name__} {value!r} is unknown; {allowed(f'{m.name} ({m.value})' for m in kind)}") from None
+        raise EsperError(
+            f"{kind.__name__} {value!r} is unknown; {allowed(f'{m.name} ({m.value})' for m in kind)}"
+        ) from None
 
 
 class SeedSlot(nn.Module):
     """The seeds of one slot, one per row, and their banks."""
 
-    def __init__(self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing) -> None:
+    def __init__(
+        self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing
+    ) -> None:
         super().__init__()
         self.slot_id, self.channels = spec.slot_id, spec.channels
         self.topology, self.population = topology, population
         self.gate_config, self.pacing = gates, pacing
         self.seeds: list[Seed | None] = [None] * population
         self.banks = nn.ModuleDict()
-        # A row's counter moves whenever its weights begin or end, so that an optimizer can tell old state from new.
+        # A row's counter moves whenever its weights begin or end, so that an optimizer can tell old state
+        # from new.
         self.births: dict[str, list[int]] = {}
         # Empty; moves with the network, so that new banks know its device and dtype.
         self.register_buffer("anchor", torch.empty(0), persistent=False)
         self.anchor: torch.Tensor
 
-    # -- lifecycle ---------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------
 
     def germinate(self, row: int, seed: Seed) -> OpResult:
         if not 0.0 < seed.alpha_target <= 1.0:
             raise EsperError(f"alpha target is {seed.alpha_target}, must lie in (0, 1]")
         if seed.tempo_epochs < 1:
             raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be at least 1")
-        seed.algorithm, seed.ramp_curve = _member(AlphaAlgorithm, seed.algorithm), _member(AlphaCurve, seed.ramp_curve)
+        seed.algorithm, seed.ramp_curve = (
+            _member(AlphaAlgorithm, seed.algorithm),
+            _member(AlphaCurve, seed.ramp_curve),
+        )
         if not 0 <= seed.init_seed < 1 << 63:
             raise EsperError(f"initial seed is {seed.init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
@@ -102,12 +111,24 @@ class SeedSlot(nn.Module):
     def fossilize(self, row: int) -> OpResult:
         return self._pass_gate(row, LifecycleOp.FOSSILIZE)
 
-    def set_alpha_target(self, row: int, target: float, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                         steepness: float = 12.0, algorithm: AlphaAlgorithm | None = None) -> OpResult:
-        """Ramp to another alpha, and mix by another operator if one is given. A holding seed stays so at a full target."""
+    def set_alpha_target(
+        self,
+        row: int,
+        target: float,
+        *,
+        steps: int,
+        curve: AlphaCurve = AlphaCurve.LINEAR,
+        steepness: float = 12.0,
+        algorithm: AlphaAlgorithm | None = None,
+    ) -> OpResult:
+        """Ramp to another alpha, and mix by another operator if one is given. A holding seed stays so at a
+        full target."""
         if not 0.0 < target <= 1.0:
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
-        algorithm, curve = None if algorithm is None else _member(AlphaAlgorithm, algorithm), _member(AlphaCurve, curve)
+        algorithm, curve = (
+            None if algorithm is None else _member(AlphaAlgorithm, algorithm),
+            _member(AlphaCurve, curve),
+        )
         transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
         seed = self.seed(row)
         seed.alpha.retarget(target, steps, curve, steepness)
@@ -124,8 +145,9 @@ class SeedSlot(nn.Module):
             seed.enter(transition.to)
         return OpResult(True, (self._record(LifecycleKind.RETARGETED, row, before),))
 
-    def schedule_prune(self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR,
-                       steepness: float = 12.0) -> OpResult:
+    def schedule_prune(
+        self, row: int, *, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0
+    ) -> OpResult:
         """Ramp alpha down and prune at the end of the ramp; at once where there is nothing to ramp."""
         if steps < 0:
             raise EsperError(f"prune over {steps} epochs, must be 0 or more")
@@ -150,18 +172,25 @@ class SeedSlot(nn.Module):
         return OpResult(True, (self._record(LifecycleKind.PRUNED, row, before),))
 
     def step_epoch(self, row: int) -> tuple[LifecycleRecord, ...]:
-        """One tick of the one clock. A gate that opens by itself does so first, as if the policy had just advanced the
-        seed; then ages grow, alpha moves and cooldowns count down."""
+        """One tick of the one clock. A gate that opens by itself does so first, as if the policy had just
+        advanced the seed; then ages grow, alpha moves and cooldowns count down."""
         seed = self.seeds[row]
         if seed is None:
             return ()
         transition = TRANSITIONS.get((seed.stage, LifecycleOp.ADVANCE))
         records: tuple[LifecycleRecord, ...] = ()
-        if transition is not None and transition.gate in self.pacing.auto_forward_gates and self._check(row, transition).passed:
+        if (
+            transition is not None
+            and transition.gate in self.pacing.auto_forward_gates
+            and self._check(row, transition).passed
+        ):
             records = self.advance(row).records
         seed.metrics.epochs_in_stage += 1
         if seed.stage in CLOCK:
-            resting = seed.stage is SeedStage.EMBARGOED and seed.metrics.epochs_in_stage < self.pacing.embargo_epochs
+            resting = (
+                seed.stage is SeedStage.EMBARGOED
+                and seed.metrics.epochs_in_stage < self.pacing.embargo_epochs
+            )
             return () if resting else (self._clock(row),)
         seed.metrics.epochs_total += 1
         if seed.metrics.contribution_age is not None:
@@ -177,7 +206,7 @@ class SeedSlot(nn.Module):
         self.seeds[row] = None
         self._drop_idle_banks()
 
-    # -- what the outside reads -----------------------------------------------------------------------------------------
+    # -- what the outside reads ------------------------------------------------------------------------------
 
     def seed(self, row: int) -> Seed:
         """The row's seed, where there is one."""
@@ -191,15 +220,27 @@ class SeedSlot(nn.Module):
             return None
         holds = seed.alpha.mode is AlphaMode.HOLD
         return SeedStateReport(
-            slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id,
-            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id], stage=seed.stage, alpha=seed.alpha.alpha,
-            alpha_target=seed.alpha.target, alpha_mode=seed.alpha.mode, alpha_steps_total=seed.alpha.steps_total,
-            alpha_steps_done=seed.alpha.steps_done, alpha_velocity=seed.alpha.velocity, alpha_algorithm=seed.algorithm,
-            tempo_epochs=seed.tempo_epochs, can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
+            slot_id=self.slot_id,
+            seed_id=seed.seed_id,
+            blueprint_id=seed.blueprint_id,
+            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id],
+            stage=seed.stage,
+            alpha=seed.alpha.alpha,
+            alpha_target=seed.alpha.target,
+            alpha_mode=seed.alpha.mode,
+            alpha_steps_total=seed.alpha.steps_total,
+            alpha_steps_done=seed.alpha.steps_done,
+            alpha_velocity=seed.alpha.velocity,
+            alpha_algorithm=seed.algorithm,
+            tempo_epochs=seed.tempo_epochs,
+            can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
             can_fossilize=self._can_pass(row, LifecycleOp.FOSSILIZE),
             can_retarget=holds and (seed.stage, LifecycleOp.SET_ALPHA_TARGET) in TRANSITIONS,
-            can_prune=holds and seed.stage in LIVE_STAGES and seed.metrics.epochs_total >= self.pacing.min_prune_age,
-            metrics=replace(seed.metrics))
+            can_prune=holds
+            and seed.stage in LIVE_STAGES
+            and seed.metrics.epochs_total >= self.pacing.min_prune_age,
+            metrics=replace(seed.metrics),
+        )
 
     def params(self, row: int) -> int:
         """Parameters of the row's seed, its gate included; 0 where there are no weights."""
@@ -208,7 +249,7 @@ class SeedSlot(nn.Module):
             return 0
         return sum(p[0].numel() for name in seed.bank_names for p in self.banks[name].parameters())
 
-    # -- inside ------------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _stage(self, row: int) -> SeedStage:
         seed = self.seeds[row]
@@ -217,8 +258,10 @@ class SeedSlot(nn.Module):
     def _legal(self, row: int, op: LifecycleOp) -> Transition:
         stage = self._stage(row)
         if (stage, op) not in TRANSITIONS:
-            raise TransitionError(f"slot {self.slot_id}, row {row}: {op.name} is not possible in stage {stage.name}; "
-                                  + allowed([LifecycleOp.WAIT.name, *(o.name for o in legal_ops(stage))]))
+            raise TransitionError(
+                f"slot {self.slot_id}, row {row}: {op.name} is not possible in stage {stage.name}; "
+                + allowed([LifecycleOp.WAIT.name, *(o.name for o in legal_ops(stage))])
+            )
         return TRANSITIONS[stage, op]
 
     def _check(self, row: int, transition: Transition) -> GateResult:
@@ -261,14 +304,27 @@ class SeedSlot(nn.Module):
             self.seeds[row] = None
         return record
 
-    def _record(self, kind: LifecycleKind, row: int, before: SeedStage, gate: GateResult | None = None) -> LifecycleRecord:
+    def _record(
+        self, kind: LifecycleKind, row: int, before: SeedStage, gate: GateResult | None = None
+    ) -> LifecycleRecord:
         seed = self.seed(row)
         return LifecycleRecord(
-            kind=kind, row=row, slot_id=self.slot_id, seed_id=seed.seed_id, blueprint_id=seed.blueprint_id, stage_from=before,
-            stage_to=seed.stage, alpha=seed.alpha.alpha, params=seed.metrics.params, epochs_total=seed.metrics.epochs_total,
-            contribution=seed.metrics.contribution, gate=gate, cause=seed.prune_cause)
+            kind=kind,
+            row=row,
+            slot_id=self.slot_id,
+            seed_id=seed.seed_id,
+            blueprint_id=seed.blueprint_id,
+            stage_from=before,
+            stage_to=seed.stage,
+            alpha=seed.alpha.alpha,
+            params=seed.metrics.params,
+            epochs_total=seed.metrics.epochs_total,
+            contribution=seed.metrics.contribution,
+            gate=gate,
+            cause=seed.prune_cause,
+        )
 
-    # -- banks ---------------------------------------------------------------------------------------------------------
+    # -- banks -----------------------------------------------------------------------------------------------
 
     def build_bank(self, name: str, population: int) -> nn.Module:
         """A bank for this slot, not yet part of it."""
@@ -287,7 +343,9 @@ class SeedSlot(nn.Module):
 
     def _ensure_bank(self, name: str) -> None:
         if name not in self.banks:
-            self.banks[name] = self.build_bank(name, self.population).to(self.anchor.device, self.anchor.dtype)
+            self.banks[name] = self.build_bank(name, self.population).to(
+                self.anchor.device, self.anchor.dtype
+            )
             self.births[name] = [0] * self.population
 
     def _add_gate(self, row: int, init_seed: int) -> None:

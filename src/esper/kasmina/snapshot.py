@@ -1,8 +1,9 @@
 """Structure and weights of grown networks: snapshots of one row in memory, and directories on disk.
 
-A snapshot says which seeds there are before it says what their weights are, so loading rebuilds the network first and then
-loads strictly. Files are JSON and safetensors, written atomically; nothing is executed from them.
-"""
+A snapshot says which seeds there are before it says what their weights are, so loading rebuilds the network
+first and then loads strictly. Files are JSON and safetensors, written atomically; nothing is executed from
+them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from esper._files import write_atomic
 from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
@@ -32,7 +34,6 @@ from esper.leyline import (
     StructureError,
     allowed,
 )
-from esper.leyline.files import write_atomic
 
 FORMAT = "esper-network-2"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
@@ -49,17 +50,25 @@ class RowSnapshot:
 
 def snapshot_row(model: MorphogeneticModel, row: int = 0, *, committed_only: bool = False) -> RowSnapshot:
     """The row as it is; with `committed_only` its host and fossilized seeds, what a rollback may not lose."""
-    seeds = {slot.slot_id: seed for slot in model.slots() if (seed := slot.seeds[model.check_row(row)]) is not None
-             and (seed.stage is SeedStage.FOSSILIZED or not committed_only)}
+    seeds = {
+        slot.slot_id: seed
+        for slot in model.slots()
+        if (seed := slot.seeds[model.check_row(row)]) is not None
+        and (seed.stage is SeedStage.FOSSILIZED or not committed_only)
+    }
     banks = {bank for bank in model.live_banks(row) if bank == "host" or bank.split(".")[0] in seeds}
     tensors = {name: tensor[row].detach().clone() for name, tensor in _row_places(model, banks).items()}
-    return RowSnapshot({slot_id: seed.to_dict() for slot_id, seed in seeds.items()}, model.germinations[row], tensors)
+    return RowSnapshot(
+        {slot_id: seed.to_dict() for slot_id, seed in seeds.items()}, model.germinations[row], tensors
+    )
 
 
-def restore_row(model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, *, committed_only: bool = False) -> None:
-    """Make the row exactly what the snapshot holds, its optimizer state zero. Everything is checked first: a snapshot that
-    does not fit changes nothing. With `committed_only` time does not run backwards: slots that the snapshot does not name
-    go on with their cooldown, and germinations go on counting."""
+def restore_row(
+    model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, *, committed_only: bool = False
+) -> None:
+    """Make the row exactly what the snapshot holds, its optimizer state zero. Everything is checked first: a
+    snapshot that does not fit changes nothing. With `committed_only` time does not run backwards: slots that
+    the snapshot does not name go on with their cooldown, and germinations go on counting."""
     model.check_row(row)
     if snapshot.germinations < 0:
         raise StructureError(f"germinations is {snapshot.germinations}, must be 0 or more")
@@ -83,8 +92,9 @@ def _row_places(model: MorphogeneticModel, banks: set[str]) -> dict[str, Tensor]
     """Every `[P, …]` tensor of the named banks ("host" or "slot.bank"), by stable names."""
     modules: dict[str, nn.Module] = {"host": model.host}
     modules |= {f"{slot.slot_id}.{name}": bank for slot in model.slots() for name, bank in slot.banks.items()}
-    return {f"{bank}.{name}": tensor for bank in sorted(banks)
-            for name, tensor in _tensors(modules[bank]).items()}
+    return {
+        f"{bank}.{name}": tensor for bank in sorted(banks) for name, tensor in _tensors(modules[bank]).items()
+    }
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -96,16 +106,25 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
     for slot_id, seed in seeds.items():
         slot = model.slot(slot_id)
         for name in seed.bank_names:
-            bank = slot.build_bank(name, 1)  # also where a cooling seed has no weights: its blueprint must exist
-            wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()} if seed.is_present else {}
+            bank = slot.build_bank(
+                name, 1
+            )  # also where a cooling seed has no weights: its blueprint must exist
+            wanted |= (
+                {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()}
+                if seed.is_present
+                else {}
+            )
     check_tensors(wanted, tensors, what="weights do not fit the structure")
 
 
-# -- directories -------------------------------------------------------------------------------------------------------------
+# -- directories ---------------------------------------------------------------------------------------------
 
 
-def save_network(directory: str | Path, model: MorphogeneticModel, optimizer: PopulationOptimizer | None = None) -> None:
-    """Write `structure.json` and `weights.safetensors`; with an optimizer, training goes on exactly where it stopped."""
+def save_network(
+    directory: str | Path, model: MorphogeneticModel, optimizer: PopulationOptimizer | None = None
+) -> None:
+    """Write `structure.json` and `weights.safetensors`; with an optimizer, training goes on exactly where it
+    stopped."""
     path = Path(directory)
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
@@ -114,13 +133,23 @@ def save_network(directory: str | Path, model: MorphogeneticModel, optimizer: Po
         rows.append({"seeds": snapshot.seeds, "germinations": snapshot.germinations})
         tensors |= {f"rows.{row}.{name}": tensor for name, tensor in snapshot.tensors.items()}
         if optimizer is not None:
-            tensors |= {f"optimizer.{row}.{name}": tensor for name, tensor in optimizer.row_state(row).items()}
+            tensors |= {
+                f"optimizer.{row}.{name}": tensor for name, tensor in optimizer.row_state(row).items()
+            }
     blob = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    pacing = asdict(model.pacing) | {"auto_forward_gates": sorted(int(g) for g in model.pacing.auto_forward_gates)}
+    pacing = asdict(model.pacing) | {
+        "auto_forward_gates": sorted(int(g) for g in model.pacing.auto_forward_gates)
+    }
     structure = {
-        "format": FORMAT, "host": model.host.spec(), "population": model.population, "slots": list(model.slot_config.slot_ids),
-        "dtype": str(next(model.host.parameters()).dtype).removeprefix("torch."), "gates": asdict(model.gate_config),
-        "pacing": pacing, "incubation": model.incubation.name.lower(), "rows": rows,
+        "format": FORMAT,
+        "host": model.host.spec(),
+        "population": model.population,
+        "slots": list(model.slot_config.slot_ids),
+        "dtype": str(next(model.host.parameters()).dtype).removeprefix("torch."),
+        "gates": asdict(model.gate_config),
+        "pacing": pacing,
+        "incubation": model.incubation.name.lower(),
+        "rows": rows,
         "optimizer": None if optimizer is None else asdict(optimizer.config),
         "weights": blake2b(blob, digest_size=16).hexdigest(),
     }
@@ -144,9 +173,12 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
         auto = frozenset(GateLevel(g) for g in structure["pacing"]["auto_forward_gates"])
         dtype = getattr(torch, structure["dtype"])
         model = MorphogeneticModel(
-            build_host(structure["host"], structure["population"]), structure["slots"], gates=GateConfig(**structure["gates"]),
+            build_host(structure["host"], structure["population"]),
+            structure["slots"],
+            gates=GateConfig(**structure["gates"]),
             pacing=Pacing(**structure["pacing"] | {"auto_forward_gates": auto}),
-            incubation=Incubation[structure["incubation"].upper()]).to(dtype)
+            incubation=Incubation[structure["incubation"].upper()],
+        ).to(dtype)
         optimizer = None
         if structure["optimizer"] is not None:
             check_fields("optimizer", structure["optimizer"], OptimizerConfig)
@@ -159,7 +191,9 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
                 raise StructureError(f"weights: {name} is {tensor.dtype}, wanted {dtype}")
         for row, data in enumerate(rows):
             check_fields(f"row {row}", data, _Row)
-            restore_row(model, RowSnapshot(data["seeds"], data["germinations"], _under(tensors, f"rows.{row}.")), row)
+            restore_row(
+                model, RowSnapshot(data["seeds"], data["germinations"], _under(tensors, f"rows.{row}.")), row
+            )
             if optimizer is not None:
                 optimizer.load_row_state(row, _under(tensors, f"optimizer.{row}."))
         if tensors:
@@ -167,7 +201,9 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
     except EsperError as error:
         raise StructureError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise StructureError(f"{path / STRUCTURE}: a value is missing or of the wrong kind: {error}") from error
+        raise StructureError(
+            f"{path / STRUCTURE}: a value is missing or of the wrong kind: {error}"
+        ) from error
     return model, optimizer
 
 
@@ -213,7 +249,9 @@ def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
         raise StructureError(f"cannot read {path}: {error.strerror}") from error
     found = blake2b(blob, digest_size=16).hexdigest()
     if found != digest:
-        raise StructureError(f"{path} is damaged or belongs to another structure: digest {found}, wanted {digest}")
+        raise StructureError(
+            f"{path} is damaged or belongs to another structure: digest {found}, wanted {digest}"
+        )
     try:
         return load(blob)
     except SafetensorError as error:

@@ -2,6 +2,7 @@
 
 Head order, member order and values are a contract: saved policies, buffers and events depend on them.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -80,41 +81,77 @@ class AlphaCurveAction(IntEnum):
     SIGMOID_SHARP = 4
 
 
-OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = (int(op) for op in LifecycleOp)
+OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = (
+    int(op) for op in LifecycleOp
+)
 
 # Lookup tables, indexed by the enum's value.
 OP_NAMES = tuple(op.name for op in LifecycleOp)
 BLUEPRINT_IDS = tuple(b.name.lower() for b in BlueprintAction)
 BLUEPRINT_ID_TO_INDEX: Mapping[str, int] = MappingProxyType({name: i for i, name in enumerate(BLUEPRINT_IDS)})
 STYLE_BLEND_IDS = ("linear", "linear", "sigmoid", "gated")
-STYLE_ALPHA_ALGORITHMS = (AlphaAlgorithm.ADD, AlphaAlgorithm.MULTIPLY, AlphaAlgorithm.ADD, AlphaAlgorithm.GATE)
+STYLE_ALPHA_ALGORITHMS = (
+    AlphaAlgorithm.ADD,
+    AlphaAlgorithm.MULTIPLY,
+    AlphaAlgorithm.ADD,
+    AlphaAlgorithm.GATE,
+)
 STYLE_CURVES = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
 """A gated seed ramps linearly: a sigmoid ramp on top of a sigmoid gate would starve the gate of gradient."""
 TEMPO_EPOCHS = (3, 5, 8)
 ALPHA_TARGET_VALUES = (0.5, 0.7, 1.0)
 ALPHA_SPEED_EPOCHS = (0, 3, 5, 8)
-ALPHA_CURVE_VALUES = (AlphaCurve.LINEAR, AlphaCurve.COSINE, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID)
+ALPHA_CURVE_VALUES = (
+    AlphaCurve.LINEAR,
+    AlphaCurve.COSINE,
+    AlphaCurve.SIGMOID,
+    AlphaCurve.SIGMOID,
+    AlphaCurve.SIGMOID,
+)
 ALPHA_CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
 
 _SHARED = frozenset({BlueprintAction.NOOP, BlueprintAction.NORM})
-BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingProxyType({
-    "cnn": _SHARED | {
-        BlueprintAction.ATTENTION, BlueprintAction.CONV_LIGHT, BlueprintAction.DEPTHWISE, BlueprintAction.BOTTLENECK,
-        BlueprintAction.CONV_SMALL, BlueprintAction.CONV_HEAVY,
-    },
-    "transformer": _SHARED | {
-        BlueprintAction.ATTENTION, BlueprintAction.LORA, BlueprintAction.LORA_LARGE, BlueprintAction.MLP_SMALL,
-        BlueprintAction.MLP, BlueprintAction.FLEX_ATTENTION,
-    },
-    "mlp": _SHARED | {
-        BlueprintAction.LORA, BlueprintAction.LORA_LARGE, BlueprintAction.MLP_SMALL, BlueprintAction.MLP,
-    },
-})
+BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingProxyType(
+    {
+        "cnn": _SHARED
+        | {
+            BlueprintAction.ATTENTION,
+            BlueprintAction.CONV_LIGHT,
+            BlueprintAction.DEPTHWISE,
+            BlueprintAction.BOTTLENECK,
+            BlueprintAction.CONV_SMALL,
+            BlueprintAction.CONV_HEAVY,
+        },
+        "transformer": _SHARED
+        | {
+            BlueprintAction.ATTENTION,
+            BlueprintAction.LORA,
+            BlueprintAction.LORA_LARGE,
+            BlueprintAction.MLP_SMALL,
+            BlueprintAction.MLP,
+            BlueprintAction.FLEX_ATTENTION,
+        },
+        "mlp": _SHARED
+        | {
+            BlueprintAction.LORA,
+            BlueprintAction.LORA_LARGE,
+            BlueprintAction.MLP_SMALL,
+            BlueprintAction.MLP,
+        },
+    }
+)
 
 HEAD_NAMES = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 NUM_HEADS = len(HEAD_NAMES)
 HEAD_ENUMS: tuple[type[IntEnum] | None, ...] = (
-    None, BlueprintAction, GerminationStyle, TempoAction, AlphaTargetAction, AlphaSpeedAction, AlphaCurveAction, LifecycleOp,
+    None,
+    BlueprintAction,
+    GerminationStyle,
+    TempoAction,
+    AlphaTargetAction,
+    AlphaSpeedAction,
+    AlphaCurveAction,
+    LifecycleOp,
 )
 """The slot head has no enum: its size is the number of slots."""
 
@@ -127,10 +164,19 @@ RELEVANCE: tuple[tuple[bool, ...], ...] = (
     (True, False, False, False, False, False, False, True),  # FOSSILIZE
     (True, False, False, False, False, False, False, True),  # ADVANCE
 )
-"""Which heads carry meaning for which operation; sampling, loss, entropy, events and UI read this one table."""
+"""Which heads carry meaning for which operation; sampling, loss, entropy, events and UI read this one
+table."""
 
-IRRELEVANT_VALUES = (0, BlueprintAction.NOOP, GerminationStyle.SIGMOID_ADD, TempoAction.STANDARD, AlphaTargetAction.FULL,
-                     AlphaSpeedAction.INSTANT, AlphaCurveAction.LINEAR, LifecycleOp.WAIT)
+IRRELEVANT_VALUES = (
+    0,
+    BlueprintAction.NOOP,
+    GerminationStyle.SIGMOID_ADD,
+    TempoAction.STANDARD,
+    AlphaTargetAction.FULL,
+    AlphaSpeedAction.INSTANT,
+    AlphaCurveAction.LINEAR,
+    LifecycleOp.WAIT,
+)
 """What a head holds, in head order, where it is irrelevant."""
 
 
@@ -153,14 +199,30 @@ class FactoredAction:
     op: LifecycleOp
 
     @classmethod
-    def from_indices(cls, slot: int, blueprint: int, style: int, tempo: int, alpha_target: int, alpha_speed: int,
-                     alpha_curve: int, op: int) -> FactoredAction:
+    def from_indices(
+        cls,
+        slot: int,
+        blueprint: int,
+        style: int,
+        tempo: int,
+        alpha_target: int,
+        alpha_speed: int,
+        alpha_curve: int,
+        op: int,
+    ) -> FactoredAction:
         """Build from plain integers in head order; an integer outside its head raises ValueError."""
         if slot < 0:
             raise ValueError(f"slot index {slot} is negative")
-        return cls(slot, BlueprintAction(blueprint), GerminationStyle(style), TempoAction(tempo),
-                   AlphaTargetAction(alpha_target), AlphaSpeedAction(alpha_speed), AlphaCurveAction(alpha_curve),
-                   LifecycleOp(op))
+        return cls(
+            slot,
+            BlueprintAction(blueprint),
+            GerminationStyle(style),
+            TempoAction(tempo),
+            AlphaTargetAction(alpha_target),
+            AlphaSpeedAction(alpha_speed),
+            AlphaCurveAction(alpha_curve),
+            LifecycleOp(op),
+        )
 
     @classmethod
     def wait(cls) -> FactoredAction:

@@ -1,4 +1,5 @@
 """How a seed's output is mixed into its host: the operator, the ramp's direction and its curve."""
+
 from __future__ import annotations
 
 from enum import IntEnum

@@ -1,5 +1,6 @@
-"""Typed errors. Each message shows the offending value and what is allowed; each subclasses ValueError so that
-callers who do not care about the kind can still catch bad input in the usual way."""
+"""Typed errors. Each message shows the offending value and what is allowed; each subclasses ValueError so
+that callers who do not care about the kind can still catch bad input in the usual way."""
+
 from __future__ import annotations
 
 import math
@@ -40,7 +41,9 @@ def check_number(owner: str, name: str, value: object, *, low: float = 0.0, inte
     """A config's number: finite, of its kind, and not below `low`."""
     kind = int if integer else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
-        raise EsperError(f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up")
+        raise EsperError(
+            f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up"
+        )
 
 
 def check_numbers(owner: str, config: Any) -> None:

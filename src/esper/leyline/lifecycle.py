@@ -1,4 +1,5 @@
 """Pacing and gates of the lifecycle, and the records that lifecycle operations return."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ class Pacing:
     def __post_init__(self) -> None:
         check_numbers("pacing", self)
         if not self.auto_forward_gates <= {GateLevel.G1, GateLevel.G2, GateLevel.G3}:
-            raise EsperError(f"pacing: auto_forward_gates is {sorted(self.auto_forward_gates)}; allowed: G1, G2, G3")
+            raise EsperError(
+                f"pacing: auto_forward_gates is {sorted(self.auto_forward_gates)}; allowed: G1, G2, G3"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,8 @@ class LifecycleRecord:
 
 @dataclass(frozen=True, slots=True)
 class OpResult:
-    """Outcome of a legal operation. `done` is False only where a gate refused; an illegal operation raises."""
+    """Outcome of a legal operation. `done` is False only where a gate refused; an illegal operation
+    raises."""
 
     done: bool
     records: tuple[LifecycleRecord, ...] = ()

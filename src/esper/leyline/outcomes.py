@@ -1,4 +1,5 @@
 """The objective that every policy is judged by, and what one episode came to."""
+
 from __future__ import annotations
 
 import math
@@ -22,14 +23,27 @@ class ObjectiveConfig:
         check_numbers("objective", self)
 
 
-def objective(config: ObjectiveConfig, *, committed_accuracy: float, added_params: int, host_params: int,
-              wasted_seeds: int, rollbacks: int) -> float:
+def objective(
+    config: ObjectiveConfig,
+    *,
+    committed_accuracy: float,
+    added_params: int,
+    host_params: int,
+    wasted_seeds: int,
+    rollbacks: int,
+) -> float:
     """J: committed accuracy in [0, 1] (fossilized seeds on, live ones off) less what growth cost."""
     if not 0.0 <= committed_accuracy <= 1.0:
-        raise EsperError(f"objective: committed accuracy is {committed_accuracy}, must lie in [0, 1] (not percentage points)")
+        raise EsperError(
+            f"objective: committed accuracy is {committed_accuracy}, must lie in [0, 1] (not percentage points)"
+        )
     size = math.log1p(added_params / host_params)
-    return (committed_accuracy - config.size_price * size - config.waste_price * wasted_seeds
-            - config.rollback_price * rollbacks)
+    return (
+        committed_accuracy
+        - config.size_price * size
+        - config.waste_price * wasted_seeds
+        - config.rollback_price * rollbacks
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

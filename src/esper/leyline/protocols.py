@@ -1,4 +1,5 @@
 """Interfaces between packages of one tier, which do not import each other."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -69,5 +70,11 @@ class PolicyProtocol(Protocol):
 
     def initial_hidden(self, num_envs: int) -> tuple[Tensor, Tensor] | None: ...
 
-    def act(self, obs: PolicyObservation, hidden: tuple[Tensor, Tensor] | None, masks: ActionMasks, *,
-            deterministic: bool = False) -> PolicyStep: ...
+    def act(
+        self,
+        obs: PolicyObservation,
+        hidden: tuple[Tensor, Tensor] | None,
+        masks: ActionMasks,
+        *,
+        deterministic: bool = False,
+    ) -> PolicyStep: ...

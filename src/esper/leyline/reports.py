@@ -2,6 +2,7 @@
 
 Accuracies and contributions are percentage points (0–100). None means "not measured", never "healthy".
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -56,7 +57,8 @@ class SeedMetrics:
         return self.current_accuracy - self.stage_start_accuracy
 
     def record_accuracy(self, accuracy: float) -> None:
-        """Note this epoch's validation accuracy. Counts no epoch: the stage clock has one owner, step_epoch."""
+        """Note this epoch's validation accuracy. Counts no epoch: the stage clock has one owner,
+        step_epoch."""
         if self.initial_accuracy is None:
             self.initial_accuracy = self.stage_start_accuracy = accuracy
         self.current_accuracy = accuracy
@@ -72,14 +74,18 @@ class SeedMetrics:
         else:
             ratio = min(norm / host_norm * math.sqrt(self.host_params / self.params), MAX_GRADIENT_RATIO)
         old = self.gradient_ratio
-        self.gradient_ratio = ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
+        self.gradient_ratio = (
+            ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
+        )
 
     def record_contribution(self, contribution: float) -> None:
         """Note a fresh leave-one-out measurement and update its smoothed change per measurement."""
         if self.contribution is not None:
             change = contribution - self.contribution
             old = self.contribution_velocity
-            self.contribution_velocity = change if old is None else VELOCITY_DECAY * old + (1 - VELOCITY_DECAY) * change
+            self.contribution_velocity = (
+                change if old is None else VELOCITY_DECAY * old + (1 - VELOCITY_DECAY) * change
+            )
         self.contribution = contribution
         self.contribution_age = 0
 
@@ -113,14 +119,27 @@ class SeedStateReport:
         return max(self.alpha_steps_total - self.alpha_steps_done, 0)
 
 
-_NUMPY_TYPES = {"int": "i8", "bool": "?", "float": "f8", "float | None": "f8", "int | None": "f8",
-                "SeedStage": "i4", "AlphaMode": "i4", "AlphaAlgorithm": "i4"}
+_NUMPY_TYPES = {
+    "int": "i8",
+    "bool": "?",
+    "float": "f8",
+    "float | None": "f8",
+    "int | None": "f8",
+    "SeedStage": "i4",
+    "AlphaMode": "i4",
+    "AlphaAlgorithm": "i4",
+}
 _REPORT_FIELDS = tuple(f.name for f in dataclasses.fields(SeedStateReport) if f.type in _NUMPY_TYPES)
 _METRIC_FIELDS = tuple(f.name for f in dataclasses.fields(SeedMetrics))
-_TYPES = {f.name: str(f.type) for f in (*dataclasses.fields(SeedStateReport), *dataclasses.fields(SeedMetrics))}
+_TYPES = {
+    f.name: str(f.type) for f in (*dataclasses.fields(SeedStateReport), *dataclasses.fields(SeedMetrics))
+}
 
-REPORT_DTYPE = np.dtype([("occupied", "?"), *((name, _NUMPY_TYPES[_TYPES[name]]) for name in (*_REPORT_FIELDS, *_METRIC_FIELDS))])
-"""One record per slot, generated from the dataclasses: a new field reaches the arrays by itself. NaN means unmeasured."""
+REPORT_DTYPE = np.dtype(
+    [("occupied", "?"), *((name, _NUMPY_TYPES[_TYPES[name]]) for name in (*_REPORT_FIELDS, *_METRIC_FIELDS))]
+)
+"""One record per slot, generated from the dataclasses: a new field reaches the arrays by itself. NaN means
+unmeasured."""
 
 ReportArray = npt.NDArray[np.void]
 
@@ -132,7 +151,8 @@ def _record(report: SeedStateReport) -> tuple[Any, ...]:
 
 
 def stack_reports(reports: Sequence[Mapping[str, SeedStateReport]], slots: SlotConfig) -> ReportArray:
-    """All reports of all networks as one structured array [E, S]; empty slots are zero records in stage DORMANT."""
+    """All reports of all networks as one structured array [E, S]; empty slots are zero records in stage
+    DORMANT."""
     table = np.zeros((len(reports), slots.num_slots), REPORT_DTYPE)
     for name in REPORT_DTYPE.names or ():
         if _TYPES.get(name, "").endswith("None"):
@@ -143,7 +163,9 @@ def stack_reports(reports: Sequence[Mapping[str, SeedStateReport]], slots: SlotC
     for env, by_slot in enumerate(reports):
         for slot_id, report in by_slot.items():
             if slot_id not in index or report.slot_id != slot_id:
-                raise SlotIdError(f"report of slot {report.slot_id!r} under the name {slot_id!r}; {allowed(slots.slot_ids)}")
+                raise SlotIdError(
+                    f"report of slot {report.slot_id!r} under the name {slot_id!r}; {allowed(slots.slot_ids)}"
+                )
             table[env, index[slot_id]] = _record(report)
     return table
 

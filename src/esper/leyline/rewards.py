@@ -1,4 +1,5 @@
 """Reward modes and the prices of their terms. The terms themselves live in simic.rewards."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ class RewardFamily(StrEnum):
 
 
 class RewardMode(StrEnum):
-    """`sparse`, `shaped` and `escrow` share their best policy with J; in `minimal`, the default, interventions have a small price
-    besides; the others are ablations."""
+    """`sparse`, `shaped` and `escrow` share their best policy with J; in `minimal`, the default,
+    interventions have a small price besides; the others are ablations."""
 
     SPARSE = "sparse"
     SHAPED = "shaped"
@@ -27,8 +28,8 @@ class RewardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentConfig:
-    """What size and abrupt change cost. Like all prices here they are in units of J; standing charges are those of a whole
-    episode, of which each epoch pays its part."""
+    """What size and abrupt change cost. Like all prices here they are in units of J; standing charges are
+    those of a whole episode, of which each epoch pays its part."""
 
     rent_weight: float = 0.1
     """Price of ln(1 + parameters/host), each seed counted by its alpha."""
@@ -64,7 +65,8 @@ class RewardConfig:
     progress_weight: float = 1.0
     """Price of a change of the committed accuracy, in [0, 1]."""
     contribution_weight: float = 0.5
-    """Price of a change of what live seeds contribute; at most `progress_weight`, or holding would beat fossilizing."""
+    """Price of a change of what live seeds contribute; at most `progress_weight`, or holding would beat
+    fossilizing."""
     germinate_cost: float = 0.01
     """What planting a seed costs."""
     prune_cost: float = 0.001
@@ -78,7 +80,8 @@ class RewardConfig:
     fossilize_bonus: float = 0.02
     """For making a seed permanent that contributes some points."""
     prune_bonus: float = 0.005
-    """For removing a seed that does harm; at most what germinating and pruning cost, or that cycle would pay."""
+    """For removing a seed that does harm; at most what germinating and pruning cost, or that cycle would
+    pay."""
     prune_penalty: float = 0.01
     """For removing a seed that contributes."""
     hindsight_weight: float = 0.02
@@ -97,16 +100,21 @@ class RewardConfig:
                 raise EsperError(f"RewardConfig: {name} is {getattr(self, name)}, must lie in [0, 1]")
         if self.escrow_window < 1:
             raise EsperError(f"RewardConfig: escrow_window is {self.escrow_window}, must be at least 1")
-        for name, limit in (("contribution_weight", self.progress_weight),
-                            ("prune_bonus", self.germinate_cost + self.prune_cost)):
+        for name, limit in (
+            ("contribution_weight", self.progress_weight),
+            ("prune_bonus", self.germinate_cost + self.prune_cost),
+        ):
             if getattr(self, name) > limit:
-                raise EsperError(f"RewardConfig: {name} is {getattr(self, name)}, must lie in [0, {limit:g}]: at most "
-                                 + ("progress_weight" if name == "contribution_weight" else "germinate_cost + prune_cost"))
+                raise EsperError(
+                    f"RewardConfig: {name} is {getattr(self, name)}, must lie in [0, {limit:g}]: at most "
+                    + ("progress_weight" if name == "contribution_weight" else "germinate_cost + prune_cost")
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRewardConfig:
-    """Prices of the loss family's terms. A loss counts as exp(−loss), the probability given to the right answer."""
+    """Prices of the loss family's terms. A loss counts as exp(−loss), the probability given to the right
+    answer."""
 
     improvement_weight: float = 1.0
     """Price of its change."""

@@ -1,4 +1,5 @@
 """Slot ids, the order of slots, and what a host must offer so that networks can grow in it."""
+
 from __future__ import annotations
 
 import re
@@ -54,7 +55,9 @@ class SlotConfig:
         if len(set(self.slot_ids)) != len(self.slot_ids):
             raise SlotIdError(f"slot ids {self.slot_ids} are not unique")
         if list(self.slot_ids) != sorted(self.slot_ids, key=parse_slot_id):
-            raise SlotIdError(f"slot ids {self.slot_ids} are not in row-major order; SlotConfig.from_ids sorts them")
+            raise SlotIdError(
+                f"slot ids {self.slot_ids} are not in row-major order; SlotConfig.from_ids sorts them"
+            )
 
     @classmethod
     def from_ids(cls, slot_ids: Iterable[str]) -> SlotConfig:
@@ -78,9 +81,9 @@ class SlotConfig:
 class HostProtocol(Protocol):
     """A backbone cut into segments at its slots, carrying `population` independent networks.
 
-    Segment i leads from boundary i−1 to boundary i of `execution_order`; the last one leads to the output. `lanes` says
-    which rows of the population the activations belong to and how the pass runs; kasmina.layers defines it.
-    """
+    Segment i leads from boundary i−1 to boundary i of `execution_order`; the last one leads to the output.
+    `lanes` says which rows of the population the activations belong to and how the pass runs; kasmina.layers
+    defines it."""
 
     topology: Topology
     population: int

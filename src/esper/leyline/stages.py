@@ -1,4 +1,5 @@
 """Seed stages and the one transition table that slots, masks, docs and tests read."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -65,28 +66,46 @@ class Transition:
     on_enter: OnEnter
 
 
-TRANSITIONS: Mapping[tuple[SeedStage, LifecycleOp], Transition] = MappingProxyType({
-    (SeedStage.DORMANT, LifecycleOp.GERMINATE): Transition(SeedStage.GERMINATED, GateLevel.G0, OnEnter.BUILD),
-    (SeedStage.GERMINATED, LifecycleOp.ADVANCE): Transition(SeedStage.TRAINING, GateLevel.G1, OnEnter.NOTHING),
-    (SeedStage.TRAINING, LifecycleOp.ADVANCE): Transition(SeedStage.BLENDING, GateLevel.G2, OnEnter.START_RAMP),
-    (SeedStage.BLENDING, LifecycleOp.ADVANCE): Transition(SeedStage.HOLDING, GateLevel.G3, OnEnter.PIN_ALPHA),
-    (SeedStage.HOLDING, LifecycleOp.FOSSILIZE): Transition(SeedStage.FOSSILIZED, GateLevel.G5, OnEnter.PIN_ALPHA),
-    (SeedStage.BLENDING, LifecycleOp.SET_ALPHA_TARGET): Transition(SeedStage.BLENDING, None, OnEnter.RETARGET),
-    # A full target leaves a holding seed in HOLDING: its alpha is already there.
-    (SeedStage.HOLDING, LifecycleOp.SET_ALPHA_TARGET): Transition(SeedStage.BLENDING, None, OnEnter.RETARGET),
-    (SeedStage.GERMINATED, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
-    (SeedStage.TRAINING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
-    # A prune with a speed ramps alpha down in BLENDING first and arrives at PRUNED when the ramp ends.
-    (SeedStage.BLENDING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
-    (SeedStage.HOLDING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
-})
+TRANSITIONS: Mapping[tuple[SeedStage, LifecycleOp], Transition] = MappingProxyType(
+    {
+        (SeedStage.DORMANT, LifecycleOp.GERMINATE): Transition(
+            SeedStage.GERMINATED, GateLevel.G0, OnEnter.BUILD
+        ),
+        (SeedStage.GERMINATED, LifecycleOp.ADVANCE): Transition(
+            SeedStage.TRAINING, GateLevel.G1, OnEnter.NOTHING
+        ),
+        (SeedStage.TRAINING, LifecycleOp.ADVANCE): Transition(
+            SeedStage.BLENDING, GateLevel.G2, OnEnter.START_RAMP
+        ),
+        (SeedStage.BLENDING, LifecycleOp.ADVANCE): Transition(
+            SeedStage.HOLDING, GateLevel.G3, OnEnter.PIN_ALPHA
+        ),
+        (SeedStage.HOLDING, LifecycleOp.FOSSILIZE): Transition(
+            SeedStage.FOSSILIZED, GateLevel.G5, OnEnter.PIN_ALPHA
+        ),
+        (SeedStage.BLENDING, LifecycleOp.SET_ALPHA_TARGET): Transition(
+            SeedStage.BLENDING, None, OnEnter.RETARGET
+        ),
+        # A full target leaves a holding seed in HOLDING: its alpha is already there.
+        (SeedStage.HOLDING, LifecycleOp.SET_ALPHA_TARGET): Transition(
+            SeedStage.BLENDING, None, OnEnter.RETARGET
+        ),
+        (SeedStage.GERMINATED, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
+        (SeedStage.TRAINING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
+        # A prune with a speed ramps alpha down in BLENDING first and arrives at PRUNED when the ramp ends.
+        (SeedStage.BLENDING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
+        (SeedStage.HOLDING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
+    }
+)
 """Everything an operation can do. A pair that is absent is illegal."""
 
-CLOCK: Mapping[SeedStage, Transition] = MappingProxyType({
-    SeedStage.PRUNED: Transition(SeedStage.EMBARGOED, None, OnEnter.NOTHING),
-    SeedStage.EMBARGOED: Transition(SeedStage.RESETTING, None, OnEnter.NOTHING),
-    SeedStage.RESETTING: Transition(SeedStage.DORMANT, None, OnEnter.EMPTY),
-})
+CLOCK: Mapping[SeedStage, Transition] = MappingProxyType(
+    {
+        SeedStage.PRUNED: Transition(SeedStage.EMBARGOED, None, OnEnter.NOTHING),
+        SeedStage.EMBARGOED: Transition(SeedStage.RESETTING, None, OnEnter.NOTHING),
+        SeedStage.RESETTING: Transition(SeedStage.DORMANT, None, OnEnter.EMPTY),
+    }
+)
 """What the epoch clock does on its own: the cooldown after a prune."""
 
 

@@ -1,4 +1,5 @@
 """Events: what a run records about itself. Emitters build them, Nissa's hub orders and stores them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,16 +28,21 @@ class TelemetryEventType(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-STEP_TABLES: Mapping[TelemetryEventType, str] = MappingProxyType({
-    TelemetryEventType.LAST_ACTION: "steps", TelemetryEventType.REWARD_SUMMARY: "rewards",
-    TelemetryEventType.THROUGHPUT: "throughput"})
-"""Step events, and the table that each fills. Emitted for every env at every step: rows of a table at level normal, lines of
-the event log only at level debug."""
+STEP_TABLES: Mapping[TelemetryEventType, str] = MappingProxyType(
+    {
+        TelemetryEventType.LAST_ACTION: "steps",
+        TelemetryEventType.REWARD_SUMMARY: "rewards",
+        TelemetryEventType.THROUGHPUT: "throughput",
+    }
+)
+"""Step events, and the table that each fills. Emitted for every env at every step: rows of a table at level
+normal, lines of the event log only at level debug."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryEvent:
-    """One thing that happened. The hub adds sequence number and time; env context is stamped by the emitter."""
+    """One thing that happened. The hub adds sequence number and time; env context is stamped by the
+    emitter."""
 
     event_type: TelemetryEventType
     data: Mapping[str, Any] = field(default_factory=dict)

@@ -1,11 +1,15 @@
 """The senses: a hub that orders what a run reports, and the outputs that keep it. Never changes training."""
+
 from esper._lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "esper.nissa.alerts": ("Alert", "AlertEngine", "evaluate"),
-    "esper.nissa.analytics": ("BlueprintAnalytics",),
-    "esper.nissa.hub": ("TelemetryError", "TelemetryHub", "get_hub"),
-    "esper.nissa.outputs": ("JsonlOutput", "read_events"),
-    "esper.nissa.rundir": ("RunDirectory",),
-    "esper.nissa.tables": ("ParquetOutput",),
-})
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "esper.nissa.alerts": ("Alert", "AlertEngine", "evaluate"),
+        "esper.nissa.analytics": ("BlueprintAnalytics",),
+        "esper.nissa.hub": ("TelemetryError", "TelemetryHub", "get_hub"),
+        "esper.nissa.outputs": ("JsonlOutput", "read_events"),
+        "esper.nissa.rundir": ("RunDirectory",),
+        "esper.nissa.tables": ("ParquetOutput",),
+    },
+)

@@ -1,9 +1,10 @@
 """Alert rules: one table, judged the same way while a run goes on and afterwards over its log.
 
-A rule watches one metric of the registry; its limit is the registry's. It counts how often in a row the metric was at fault
-and raises one alert when that reaches the rule's streak; the next one only after the fault has gone. What is judged depends on
-the recorded events alone, so replaying a log gives the alerts of the run.
-"""
+A rule watches one metric of the registry; its limit is the registry's. It counts how often in a row the
+metric was at fault and raises one alert when that reaches the rule's streak; the next one only after the
+fault has gone. What is judged depends on the recorded events alone, so replaying a log gives the alerts of
+the run."""
+
 from __future__ import annotations
 
 import math
@@ -29,7 +30,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`metric` is a name of METRICS; one that starts with `round.` is judged when a round is over, others with their event."""
+    """`metric` is a name of METRICS; one that starts with `round.` is judged when a round is over, others
+    with their event."""
 
     code: str
     metric: str
@@ -62,37 +64,84 @@ class Alert:
 _WARNING, _ERROR = Severity.WARNING, Severity.ERROR
 RULES = (
     Rule("nonfinite_metric", "round.nonfinite_metrics", 1, _ERROR, "A number of the round is NaN or Inf."),
-    Rule("skipped_steps", "ppo_update.skipped_steps", 1, _ERROR, "Loss or gradient was not finite; the step was not taken."),
-    Rule("nonfinite_layer", "ppo_update.nonfinite_layers", 1, _ERROR, "A layer of the policy has NaN or Inf in its gradient."),
-    Rule("log_prob_drift", "ppo_update.log_prob_drift", 1, _ERROR, "The update does not see what the policy saw while acting."),
+    Rule(
+        "skipped_steps",
+        "ppo_update.skipped_steps",
+        1,
+        _ERROR,
+        "Loss or gradient was not finite; the step was not taken.",
+    ),
+    Rule(
+        "nonfinite_layer",
+        "ppo_update.nonfinite_layers",
+        1,
+        _ERROR,
+        "A layer of the policy has NaN or Inf in its gradient.",
+    ),
+    Rule(
+        "log_prob_drift",
+        "ppo_update.log_prob_drift",
+        1,
+        _ERROR,
+        "The update does not see what the policy saw while acting.",
+    ),
     Rule("no_learning", "ppo_update.optimizer_steps", 2, _ERROR, "Updates end before their first step."),
     Rule("gradient_explosion", "ppo_update.grad_norm_max", 2, _WARNING, "The policy's gradient explodes."),
     Rule("gradient_vanishing", "ppo_update.grad_norm", 3, _WARNING, "The policy's gradient vanishes."),
     Rule("entropy_collapse", "ppo_update.entropy", 5, _WARNING, "The policy hardly explores any more."),
     Rule("kl_spike", "ppo_update.approx_kl_max", 2, _WARNING, "Updates move the policy too far at once."),
-    Rule("ratio_explosion", "ppo_update.ratio_max", 3, _WARNING, "Probability ratios leave the trust region by far."),
+    Rule(
+        "ratio_explosion",
+        "ppo_update.ratio_max",
+        3,
+        _WARNING,
+        "Probability ratios leave the trust region by far.",
+    ),
     Rule("clipping", "ppo_update.clip_fraction", 3, _WARNING, "Most of the surrogate loss is clipped."),
     Rule("value_collapse", "ppo_update.value_loss", 3, _WARNING, "The value head is far off its targets."),
-    Rule("critic_useless", "ppo_update.explained_variance", 10, _WARNING, "The value head explains less than a constant would."),
+    Rule(
+        "critic_useless",
+        "ppo_update.explained_variance",
+        10,
+        _WARNING,
+        "The value head explains less than a constant would.",
+    ),
     Rule("no_choice", "ppo_update.choice_fraction", 3, _WARNING, "Almost nothing was left to decide."),
-    Rule("accuracy_drop", "batch_completed.accuracy_drop", 2, _WARNING, "Accuracy has fallen below that of the rounds before."),
+    Rule(
+        "accuracy_drop",
+        "batch_completed.accuracy_drop",
+        2,
+        _WARNING,
+        "Accuracy has fallen below that of the rounds before.",
+    ),
     Rule("rollback_storm", "round.rollbacks_per_episode", 1, _ERROR, "Many networks had to be rolled back."),
     Rule("reward_explosion", "round.reward_jump", 1, _ERROR, "Rewards are far larger than before."),
     Rule("all_wait", "round.wait_share", 5, Severity.INFO, "The policy only waits."),
     Rule("single_op", "round.top_op_share", 5, _WARNING, "The policy has only one operation left."),
-    Rule("failing_actions", "round.failure_rate", 3, _WARNING, "Actions that the masks allow are not carried out."),
-    Rule("stuck_seeds", "round.unfinished_share", 3, _WARNING, "Seeds are planted and never brought to an end."),
+    Rule(
+        "failing_actions",
+        "round.failure_rate",
+        3,
+        _WARNING,
+        "Actions that the masks allow are not carried out.",
+    ),
+    Rule(
+        "stuck_seeds", "round.unfinished_share", 3, _WARNING, "Seeds are planted and never brought to an end."
+    ),
 )
 """All rules, in the order in which alerts of one event are raised."""
 
-_NUMBERS = {kind: frozenset(f.name for f in spec.fields if f.kind in (FieldKind.FLOAT, FieldKind.INT))
-            for kind, spec in EVENTS.items()}
+_NUMBERS = {
+    kind: frozenset(f.name for f in spec.fields if f.kind in (FieldKind.FLOAT, FieldKind.INT))
+    for kind, spec in EVENTS.items()
+}
 _KINDS = tuple(TelemetryEventType)
 _JUDGED = (TelemetryEventType.PPO_UPDATE, TelemetryEventType.BATCH_COMPLETED)
 
 
 class AlertEngine:
-    """Takes events in order, hands out alerts. `active` holds every rule at fault for its streak or longer."""
+    """Takes events in order, hands out alerts. `active` holds every rule at fault for its streak or
+    longer."""
 
     def __init__(self) -> None:
         self.active: dict[str, Alert] = {}
@@ -110,14 +159,21 @@ class AlertEngine:
         self._seeds: list[tuple[int, int, int]] = []
         self._episodes = self._rollbacks = self._nonfinite = 0
 
-    def observe(self, kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str] = ()) -> list[Alert]:
-        """The alerts that this event raises. `nonfinite` names fields that a log holds as null because they were not finite."""
+    def observe(
+        self, kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str] = ()
+    ) -> list[Alert]:
+        """The alerts that this event raises. `nonfinite` names fields that a log holds as null because they
+        were not finite."""
         if kind is TelemetryEventType.ROLLBACK:
             self._rollbacks += 1
         elif kind is TelemetryEventType.EPISODE_OUTCOME:
             self._episodes += 1
-            germinated, fossilized, pruned = (data.get(name) for name in ("germinated", "fossilized", "pruned"))
-            if germinated is not None and fossilized is not None and pruned is not None:  # a log may lack them
+            germinated, fossilized, pruned = (
+                data.get(name) for name in ("germinated", "fossilized", "pruned")
+            )
+            if (
+                germinated is not None and fossilized is not None and pruned is not None
+            ):  # a log may lack them
                 self._seeds.append((germinated, fossilized, pruned))
         elif kind is TelemetryEventType.ACTION_DISTRIBUTION:
             self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes")
@@ -132,10 +188,15 @@ class AlertEngine:
             found |= {f"round.{name}": value for name, value in self.round.items()}
             scopes.append("round")
             self._begin_round()
-        return [alert for rule in RULES if rule.metric.split(".")[0] in scopes and (alert := self._judge(rule, found))]
+        return [
+            alert
+            for rule in RULES
+            if rule.metric.split(".")[0] in scopes and (alert := self._judge(rule, found))
+        ]
 
     def _judge(self, rule: Rule, found: Mapping[str, float]) -> Alert | None:
-        """A metric that was not measured breaks a streak; one that is not finite is `nonfinite_metric`'s business."""
+        """A metric that was not measured breaks a streak; one that is not finite is `nonfinite_metric`'s
+        business."""
         value = found.get(rule.metric)
         if value is not None:
             self.evaluated.add(rule.code)
@@ -163,7 +224,9 @@ class AlertEngine:
         if self._episodes:
             found["rollbacks_per_episode"] = self._rollbacks / self._episodes
         if planted := sum(germinated for germinated, _, _ in self._seeds):
-            found["unfinished_share"] = 1.0 - sum(fossilized + pruned for _, fossilized, pruned in self._seeds) / planted
+            found["unfinished_share"] = (
+                1.0 - sum(fossilized + pruned for _, fossilized, pruned in self._seeds) / planted
+            )
         reward = abs(numbers.get("avg_reward", math.nan))
         if math.isfinite(reward):
             if self._rewards:
@@ -172,21 +235,30 @@ class AlertEngine:
         return found
 
 
-def _numbers(kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str]) -> dict[str, float]:
-    """The registered numbers of a payload; whatever is not finite becomes NaN, because a log cannot tell NaN from Inf."""
-    found = {name: float(value) for name, value in data.items() if name in _NUMBERS[kind] and value is not None}
+def _numbers(
+    kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str]
+) -> dict[str, float]:
+    """The registered numbers of a payload; whatever is not finite becomes NaN, because a log cannot tell NaN
+    from Inf."""
+    found = {
+        name: float(value) for name, value in data.items() if name in _NUMBERS[kind] and value is not None
+    }
     found = {name: value if math.isfinite(value) else math.nan for name, value in found.items()}
     return found | {name: math.nan for name in nonfinite if name in _NUMBERS[kind]}
 
 
-def event_parts(event: TelemetryEvent | Mapping[str, Any]) -> tuple[TelemetryEventType, Mapping[str, Any], list[str]]:
+def event_parts(
+    event: TelemetryEvent | Mapping[str, Any],
+) -> tuple[TelemetryEventType, Mapping[str, Any], list[str]]:
     """Kind, payload and non-finite fields of an event as it was emitted or as a log holds it."""
     if isinstance(event, TelemetryEvent):
         return event.event_type, event.data, []
     kind, data = event.get("event_type"), event.get("data")
     if kind not in _KINDS or not isinstance(data, Mapping):
-        raise TelemetryError(f"event {event.get('seq')}: type {kind!r} with {type(data).__name__} as data; {allowed(_KINDS)}, "
-                             "with an object")
+        raise TelemetryError(
+            f"event {event.get('seq')}: type {kind!r} with {type(data).__name__} as data; {allowed(_KINDS)}, "
+            "with an object"
+        )
     nonfinite = [path.removeprefix("data.") for path in event.get("nonfinite", ())]
     return TelemetryEventType(kind), data, nonfinite
 

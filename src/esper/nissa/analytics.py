@@ -1,4 +1,5 @@
 """The scoreboard of blueprints: what became of the seeds of each, read from lifecycle events."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ class BlueprintAnalytics:
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
 
-    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  the hub numbers what it hands out
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
         if event.event_type is TelemetryEventType.SEED_LIFECYCLE:
             self.observe(event.data)
 
@@ -70,10 +71,16 @@ class BlueprintAnalytics:
 def _score(blueprint_id: str, record: _Record) -> BlueprintScore:
     kept, pruned = record.kept, record.pruned
     return BlueprintScore(
-        blueprint_id=blueprint_id, germinated=record.germinated, fossilized=len(kept), pruned=len(pruned),
+        blueprint_id=blueprint_id,
+        germinated=record.germinated,
+        fossilized=len(kept),
+        pruned=len(pruned),
         survival=len(kept) / (len(kept) + len(pruned)) if kept or pruned else None,
-        mean_contribution=_mean(kept, "contribution"), mean_pruned_contribution=_mean(pruned, "contribution"),
-        mean_params=_mean(kept, "params"), mean_age=_mean(kept, "epochs_total"))
+        mean_contribution=_mean(kept, "contribution"),
+        mean_pruned_contribution=_mean(pruned, "contribution"),
+        mean_params=_mean(kept, "params"),
+        mean_age=_mean(kept, "epochs_total"),
+    )
 
 
 def _mean(seeds: list[Mapping[str, Any]], name: str) -> float | None:

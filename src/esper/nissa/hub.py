@@ -1,16 +1,19 @@
-"""The hub: hands every event to every output, at once and in order. It never drops or delays an event, and changes nothing
-but that it stamps the round under way on events that name none.
+"""The hub: hands every event to every output, at once and in order. It never drops or delays an event, and
+changes nothing but that it stamps the round under way on events that name none.
 
-The level decides what is recorded, before a number is given out, so the numbers that an output sees have no gap:
+The level decides what is recorded, before a number is given out, so the numbers that an output sees have no
+gap:
 
     0 off      nothing
-    1 minimal  what happened to the run: start, end, rounds, updates, actions, outcomes, rollbacks, alerts, checkpoints
-    2 normal   all of the log; step events go only to outputs with `wants_step_events = True`, and take no number
+    1 minimal  what happened to the run: start, end, rounds, updates, actions, outcomes, rollbacks, alerts,
+    checkpoints
+    2 normal   all of the log; step events go only to outputs with `wants_step_events = True`, and take no
+    number
     3 debug    step events join the log: numbered, to every output
 
-A step event outside the log arrives with the number of the log's next event, its position. An event numbered c thus cuts
-both alike: what was emitted before it has at most c, what came after has more.
-"""
+A step event outside the log arrives with the number of the log's next event, its position. An event numbered
+c thus cuts both alike: what was emitted before it has at most c, what came after has more."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,14 +27,25 @@ from esper.leyline import STEP_TABLES, EsperError, OutputBackend, TelemetryEvent
 
 OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
 
-_MINIMAL_EVENTS = frozenset({
-    TelemetryEventType.RUN_STARTED, TelemetryEventType.RUN_ENDED, TelemetryEventType.BATCH_COMPLETED,
-    TelemetryEventType.PPO_UPDATE, TelemetryEventType.ACTION_DISTRIBUTION, TelemetryEventType.EPISODE_OUTCOME,
-    TelemetryEventType.ROLLBACK, TelemetryEventType.ALERT, TelemetryEventType.CHECKPOINT,
-})
-LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType({
-    kind: DEBUG if kind in STEP_TABLES else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL for kind in TelemetryEventType
-})
+_MINIMAL_EVENTS = frozenset(
+    {
+        TelemetryEventType.RUN_STARTED,
+        TelemetryEventType.RUN_ENDED,
+        TelemetryEventType.BATCH_COMPLETED,
+        TelemetryEventType.PPO_UPDATE,
+        TelemetryEventType.ACTION_DISTRIBUTION,
+        TelemetryEventType.EPISODE_OUTCOME,
+        TelemetryEventType.ROLLBACK,
+        TelemetryEventType.ALERT,
+        TelemetryEventType.CHECKPOINT,
+    }
+)
+LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType(
+    {
+        kind: DEBUG if kind in STEP_TABLES else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL
+        for kind in TelemetryEventType
+    }
+)
 """The lowest level at which an event enters the numbered log."""
 
 
@@ -40,7 +54,8 @@ class TelemetryError(EsperError):
 
 
 class TelemetryHub:
-    """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take no number."""
+    """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take
+    no number."""
 
     def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL) -> None:
         """`level` and `round_idx` may be changed later."""
@@ -62,8 +77,11 @@ class TelemetryHub:
 
     @contextmanager
     def attached(self, *outputs: OutputBackend) -> Iterator[Self]:
-        """Outputs for the duration of one run, closed when it ends, however it ends. Numbers go on where their log ends."""
-        self.next_seq = max((output.next_seq for output in outputs if hasattr(output, "next_seq")), default=self.next_seq)
+        """Outputs for the duration of one run, closed when it ends, however it ends. Numbers go on where
+        their log ends."""
+        self.next_seq = max(
+            (output.next_seq for output in outputs if hasattr(output, "next_seq")), default=self.next_seq
+        )
         try:
             for output in outputs:
                 self.add_output(output)
@@ -75,7 +93,8 @@ class TelemetryHub:
             _each(outputs, lambda output: output.close(), "close failed")
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Record an event. If an output fails, the others still get it, then TelemetryError names the failed one."""
+        """Record an event. If an output fails, the others still get it, then TelemetryError names the failed
+        one."""
         seq, kind = self.next_seq, event.event_type
         if self.level >= LOG_LEVEL[kind]:
             outputs = self._outputs
@@ -98,7 +117,7 @@ def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None
     for output in outputs:
         try:
             call(output)
-        except Exception as error:  # noqa: BLE001  one bad output must not cost the others the event; raised below
+        except Exception as error:  # noqa: BLE001
             failed.append((output, error))
     if failed:
         reasons = "; ".join(f"{output!r}: {type(error).__name__}: {error}" for output, error in failed)

@@ -1,8 +1,8 @@
 """Where events go: the run's JSONL log, and its reader. Outputs copy events; they never alter them.
 
-A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is written, so a
-process killed at any moment leaves a valid log plus at most one incomplete last line.
-"""
+A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is
+written, so a process killed at any moment leaves a valid log plus at most one incomplete last line."""
+
 from __future__ import annotations
 
 import fcntl
@@ -37,7 +37,9 @@ class JsonlOutput:
         try:
             self._file = self.path.open("ab")
         except OSError as error:
-            raise TelemetryError(f"cannot write the event log {self.path}: {error.strerror or error}") from error
+            raise TelemetryError(
+                f"cannot write the event log {self.path}: {error.strerror or error}"
+            ) from error
         try:
             _lock(self._file, self.path)
             self.next_seq = _repair(self.path)
@@ -50,11 +52,17 @@ class JsonlOutput:
 
     def emit(self, seq: int, event: TelemetryEvent) -> None:
         if seq != self.next_seq:
-            raise TelemetryError(f"expected event {self.next_seq}, got {seq}: an earlier event was not recorded, "
-                                 "or the hub did not start at this log's next_seq")
+            raise TelemetryError(
+                f"expected event {self.next_seq}, got {seq}: an earlier event was not recorded, "
+                "or the hub did not start at this log's next_seq"
+            )
         nonfinite: list[str] = []
         line: dict[str, Any] = {"seq": seq, "t_wall": time.time()}
-        line |= {name: value for name in _FIELDS if (value := _plain(getattr(event, name), name, nonfinite)) is not None}
+        line |= {
+            name: value
+            for name in _FIELDS
+            if (value := _plain(getattr(event, name), name, nonfinite)) is not None
+        }
         line["data"] = _plain(event.data, "data", nonfinite)
         if nonfinite:
             line["nonfinite"] = nonfinite
@@ -74,29 +82,38 @@ class JsonlOutput:
 
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The events of a log in order. An incomplete last line is left out; any other damage or gap is a TelemetryError."""
+    """The events of a log in order. An incomplete last line is left out; any other damage or gap is a
+    TelemetryError."""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
             if not line.endswith(b"\n"):
                 return
             event = _decode(line, f"{path}, line {number + 1}")
             if event["seq"] != number:
-                raise TelemetryError(f"{path}, line {number + 1}: event {event['seq']} where event {number} was expected")
+                raise TelemetryError(
+                    f"{path}, line {number + 1}: event {event['seq']} where event {number} was expected"
+                )
             yield event
 
 
 def truncate_log(path: Path, seq: int) -> None:
-    """Keep the events below number `seq`, and that one if it announces a checkpoint. A log that lacks one is left as it is."""
+    """Keep the events below number `seq`, and that one if it announces a checkpoint. A log that lacks one is
+    left as it is."""
     with path.open("r+b") as file:
         _lock(file, path)
         end = 0
         for number in range(seq):
             line = file.readline()
             if not line.endswith(b"\n") or _decode(line, f"{path}, line {number + 1}")["seq"] != number:
-                raise TelemetryError(f"{path}: event {number} is missing, but the checkpoint counts on events 0 to {seq - 1}")
+                raise TelemetryError(
+                    f"{path}: event {number} is missing, but the checkpoint counts on events 0 to {seq - 1}"
+                )
             end += len(line)
         line = file.readline()
-        if line.endswith(b"\n") and _decode(line, f"{path}, line {seq + 1}").get("event_type") == TelemetryEventType.CHECKPOINT:
+        if (
+            line.endswith(b"\n")
+            and _decode(line, f"{path}, line {seq + 1}").get("event_type") == TelemetryEventType.CHECKPOINT
+        ):
             end += len(line)
         file.truncate(end)
         os.fsync(file.fileno())
@@ -117,10 +134,15 @@ def _repair(path: Path) -> int:
             return 0
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
-            last, rest = content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1:end], content[end:end + len(_LINE_START)]
+            last, rest = (
+                content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end],
+                content[end : end + len(_LINE_START)],
+            )
         next_seq = _decode(last, f"{path}, last complete line")["seq"] + 1 if last else 0
         if not _LINE_START.startswith(rest):
-            raise TelemetryError(f"{path}: the last line starts with {rest!r}, which is no event; nothing was changed")
+            raise TelemetryError(
+                f"{path}: the last line starts with {rest!r}, which is no event; nothing was changed"
+            )
         file.truncate(end)
     return int(next_seq)
 
@@ -154,5 +176,7 @@ def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return _plain(value.tolist(), path, nonfinite)
     # Tensors end here on purpose: converting one would make the recorder wait for the device.
-    raise TypeError(f"{path} is a {kind.__name__}, which the event log cannot hold; pass numbers, strings, enums, "
-                    "mappings, lists, tuples or numpy values")
+    raise TypeError(
+        f"{path} is a {kind.__name__}, which the event log cannot hold; pass numbers, strings, enums, "
+        "mappings, lists, tuples or numpy values"
+    )

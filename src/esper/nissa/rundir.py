@@ -1,11 +1,12 @@
 """The run directory: everything that a run leaves behind, and all that readers need.
 
-    run.json        when, where, with which code and command
-    config.json     every setting
-    events.jsonl    the log, one event per line
-    tables/         step events as Parquet
-    checkpoints/    states to go on from
+run.json        when, where, with which code and command
+config.json     every setting
+events.jsonl    the log, one event per line
+tables/         step events as Parquet
+checkpoints/    states to go on from
 """
+
 from __future__ import annotations
 
 import os
@@ -23,7 +24,7 @@ from typing import Any
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from esper.leyline.files import replace_file, sync_directory
+from esper._files import replace_file, sync_directory
 from esper.nissa.hub import TelemetryError
 from esper.nissa.outputs import JsonlOutput, read_events, truncate_log
 from esper.nissa.tables import ParquetOutput, read_table, truncate_tables
@@ -41,18 +42,27 @@ class RunDirectory:
     config: Mapping[str, Any]
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], *, config: Mapping[str, Any],
-               command: Sequence[str] | None = None) -> RunDirectory:
-        """A new run; its command is this process's where none is given. The directory may exist if it is empty."""
+    def create(
+        cls, path: str | os.PathLike[str], *, config: Mapping[str, Any], command: Sequence[str] | None = None
+    ) -> RunDirectory:
+        """A new run; its command is this process's where none is given. The directory may exist if it is
+        empty."""
         path = Path(path)
-        info = {"format": FORMAT, "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": list(sys.argv if command is None else command), "git": _git_state(), "versions": _versions(),
-                "machine": _machine()}
+        info = {
+            "format": FORMAT,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": list(sys.argv if command is None else command),
+            "git": _git_state(),
+            "versions": _versions(),
+            "machine": _machine(),
+        }
         try:
             path.mkdir(parents=True, exist_ok=True)
             if found := sorted(p.name for p in path.iterdir()):
-                raise TelemetryError(f"run directory {path} is not empty, it holds {', '.join(found[:5])}; name a new one, "
-                                     "or resume the run that is there")
+                raise TelemetryError(
+                    f"run directory {path} is not empty, it holds {', '.join(found[:5])}; name a new one, "
+                    "or resume the run that is there"
+                )
             for name in ("tables", "checkpoints"):
                 (path / name).mkdir()
             (path / "events.jsonl").touch()
@@ -61,7 +71,9 @@ class RunDirectory:
             sync_directory(path)
             sync_directory(path.parent)
         except OSError as error:
-            raise TelemetryError(f"cannot create the run directory {path}: {error.strerror or error}") from error
+            raise TelemetryError(
+                f"cannot create the run directory {path}: {error.strerror or error}"
+            ) from error
         return cls.open(path)
 
     @classmethod
@@ -70,7 +82,9 @@ class RunDirectory:
         path = Path(path)
         info = _read_json(path, "run.json")
         if info.get("format") != FORMAT:
-            raise TelemetryError(f"{path / 'run.json'}: format is {info.get('format')!r}, this version reads {FORMAT}")
+            raise TelemetryError(
+                f"{path / 'run.json'}: format is {info.get('format')!r}, this version reads {FORMAT}"
+            )
         run = cls(path, info, _read_json(path, "config.json"))
         for part in (run.log, run.tables, run.checkpoints):
             if not part.exists():
@@ -78,10 +92,13 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resume(cls, path: str | os.PathLike[str], seq: int, finished: tuple[int, int] | None = None) -> RunDirectory:
-        """A run to go on with from a checkpoint: log and tables forget what came after it. `seq` is the hub's next_seq when it
-        was taken, which is the number of its announcement. One that was not announced must say which epoch (round, epoch) was
-        `finished`, because steps on either side of it may have the same position."""
+    def resume(
+        cls, path: str | os.PathLike[str], seq: int, finished: tuple[int, int] | None = None
+    ) -> RunDirectory:
+        """A run to go on with from a checkpoint: log and tables forget what came after it. `seq` is the hub's
+        next_seq when it was taken, which is the number of its announcement. One that was not announced must
+        say which epoch (round, epoch) was `finished`, because steps on either side of it may have the same
+        position."""
         run = cls.open(path)
         truncate_log(run.log, seq)
         truncate_tables(run.tables, seq, finished)
@@ -99,13 +116,13 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    # -- writing ------------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def outputs(self) -> tuple[JsonlOutput, ParquetOutput]:
         """For `TelemetryHub.attached`; one writer at a time."""
         return JsonlOutput(self.log), ParquetOutput(self.tables)
 
-    # -- reading ------------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The log's complete events in order."""
@@ -159,5 +176,9 @@ def _versions() -> dict[str, str | None]:
 
 
 def _machine() -> dict[str, Any]:
-    return {"host": platform.node(), "system": platform.platform(), "processor": platform.processor() or platform.machine(),
-            "cpus": os.cpu_count()}
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+    }

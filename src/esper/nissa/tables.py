@@ -1,8 +1,8 @@
 """Step events as Parquet tables, one file per table and round, and the reader of such tables.
 
-Columns come from the metric registry. A file appears whole or not at all; a process killed at any moment leaves the rounds
-that it had written.
-"""
+Columns come from the metric registry. A file appears whole or not at all; a process killed at any moment
+leaves the rounds that it had written."""
+
 from __future__ import annotations
 
 import os
@@ -16,19 +16,26 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from esper._files import PARTIAL, replace_file, sync_directory
 from esper.leyline import EVENTS, STEP_TABLES, TelemetryEvent, TelemetryEventType, allowed
-from esper.leyline.files import PARTIAL, replace_file, sync_directory
 from esper.leyline.metrics import CONTEXT, FieldKind
 from esper.nissa.hub import TelemetryError
 
 _WRITE_AFTER = frozenset({TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.CHECKPOINT})
 ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
-    FieldKind.FLOAT: pa.float64(), FieldKind.INT: pa.int64(), FieldKind.FLAG: pa.bool_(), FieldKind.TEXT: pa.string(),
-    FieldKind.TEXTS: pa.list_(pa.string()), FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
-    FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()), FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
+    FieldKind.FLOAT: pa.float64(),
+    FieldKind.INT: pa.int64(),
+    FieldKind.FLAG: pa.bool_(),
+    FieldKind.TEXT: pa.string(),
+    FieldKind.TEXTS: pa.list_(pa.string()),
+    FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
+    FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()),
+    FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
 }
-SCHEMAS = {table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])
-           for kind, table in STEP_TABLES.items()}
+SCHEMAS = {
+    table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])
+    for kind, table in STEP_TABLES.items()
+}
 """Columns of each table: position in the log, time, the event's context, and its payload."""
 _EVENT_CONTEXT = tuple(f.name for f in CONTEXT if f.name not in ("seq", "t_wall"))
 
@@ -55,8 +62,10 @@ class ParquetOutput:
                 raise TelemetryError(f"{event.event_type.value} names no round; set the hub's round_idx")
             known = [field.name for field in EVENTS[event.event_type].fields]
             if unknown := event.data.keys() - set(known):
-                raise TelemetryError(f"{event.event_type.value} has fields {sorted(unknown)} that the registry "
-                                     f"does not know; {allowed(known)}")
+                raise TelemetryError(
+                    f"{event.event_type.value} has fields {sorted(unknown)} that the registry "
+                    f"does not know; {allowed(known)}"
+                )
             context = {name: getattr(event, name) for name in _EVENT_CONTEXT}
             row = {"seq": seq, "t_wall": time.time(), **context, **event.data}
             self._rows.setdefault((table, event.round_idx), []).append(row)
@@ -67,9 +76,15 @@ class ParquetOutput:
         if not self._rows:
             return
         for table, round_idx in sorted(self._rows):
-            path, rows = _path(self.directory, table, round_idx), _columns(table, self._rows[table, round_idx])
+            path, rows = (
+                _path(self.directory, table, round_idx),
+                _columns(table, self._rows[table, round_idx]),
+            )
             # A round of which a part was written already, at a checkpoint.
-            _write(path, pa.concat_tables([_read(path), rows], promote_options="default") if path.exists() else rows)
+            _write(
+                path,
+                pa.concat_tables([_read(path), rows], promote_options="default") if path.exists() else rows,
+            )
             del self._rows[table, round_idx]
         sync_directory(self.directory)
 
@@ -79,7 +94,10 @@ class ParquetOutput:
 
 def _columns(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     schema = SCHEMAS[table]
-    return pa.table([_array(field.name, field.type, [row.get(field.name) for row in rows]) for field in schema], schema=schema)
+    return pa.table(
+        [_array(field.name, field.type, [row.get(field.name) for row in rows]) for field in schema],
+        schema=schema,
+    )
 
 
 def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
@@ -87,14 +105,18 @@ def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
         if kind == pa.int64():  # Arrow itself would cut 1.5 down to 1
             values = [None if value is None else index(value) for value in values]
         elif kind == ARROW_TYPES[FieldKind.COUNTS]:
-            values = [None if value is None else {key: index(count) for key, count in value.items()} for value in values]
+            values = [
+                None if value is None else {key: index(count) for key, count in value.items()}
+                for value in values
+            ]
         return pa.array(values, kind)
     except (pa.ArrowException, TypeError, AttributeError, OverflowError) as error:
         raise TelemetryError(f"column {name} holds {kind}: {error}") from error
 
 
 def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
-    """All rows of a table in order; an empty one where none was written. A damaged file is an error that names it."""
+    """All rows of a table in order; an empty one where none was written. A damaged file is an error that
+    names it."""
     if name not in SCHEMAS:
         raise TelemetryError(f"table {name!r} is unknown; {allowed(SCHEMAS)}")
     parts = [_read(path) for path in _files(Path(directory), name)]
@@ -102,12 +124,15 @@ def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
 
 
 def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None = None) -> None:
-    """Keep the rows that were emitted before event `seq`, and of those the ones up to epoch `finished` (round, epoch)."""
+    """Keep the rows that were emitted before event `seq`, and of those the ones up to epoch `finished`
+    (round, epoch)."""
     _drop_partial(directory)
     keep = pc.field("seq") <= seq
     if finished is not None:
         round_idx, epoch = finished
-        keep &= (pc.field("round_idx") < round_idx) | ((pc.field("round_idx") == round_idx) & (pc.field("epoch") <= epoch))
+        keep &= (pc.field("round_idx") < round_idx) | (
+            (pc.field("round_idx") == round_idx) & (pc.field("epoch") <= epoch)
+        )
     for name in SCHEMAS:
         for path in reversed(_files(directory, name)):
             rows = _read(path)

@@ -1,7 +1,9 @@
-"""Tasks: a host, its slots, its data and its rules, under one name; and the conditions that an episode may draw.
+"""Tasks: a host, its slots, its data and its rules, under one name; and the conditions that an episode may
+draw.
 
-A task fixes everything that a policy is judged by before any policy is trained. It is data: it never runs a training loop.
-"""
+A task fixes everything that a policy is judged by before any policy is trained. It is data: it never runs a
+training loop."""
+
 from __future__ import annotations
 
 import math
@@ -19,7 +21,16 @@ from esper.kasmina.hosts import CNNHost, Host, build_host
 from esper.kasmina.layers import check_population
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
-from esper.leyline import BLUEPRINTS_BY_TOPOLOGY, GateConfig, GateLevel, Incubation, ObjectiveConfig, Pacing, SlotConfig, Topology
+from esper.leyline import (
+    BLUEPRINTS_BY_TOPOLOGY,
+    GateConfig,
+    GateLevel,
+    Incubation,
+    ObjectiveConfig,
+    Pacing,
+    SlotConfig,
+    Topology,
+)
 from esper.leyline.errors import BlueprintError, EsperError, SlotIdError, allowed, check_number
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import SYNTHETIC, dataset_names
@@ -29,7 +40,8 @@ FINAL_LR_SHARE = 0.1  # where a decaying learning rate ends, as a share of where
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionSpace:
-    """What an episode may draw, each value with the same probability: the right action then depends on what is observed."""
+    """What an episode may draw, each value with the same probability: the right action then depends on what
+    is observed."""
 
     cripple_probability: float
     """Chance of each block of a CNN host to keep only the centre tap of its kernels."""
@@ -50,7 +62,9 @@ class ConditionSpace:
                     check_number("conditions", name, value, low=low, integer=name == "train_sizes")
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
-            raise EsperError(f"conditions: a share above 1 in {self.cripple_probability=}, {self.label_noises=}")
+            raise EsperError(
+                f"conditions: a share above 1 in {self.cripple_probability=}, {self.label_noises=}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +80,19 @@ class Condition:
 
 
 _KINDS: dict[str, Any] = {
-    "name": str, "host": Mapping, "slots": tuple, "dataset": str, "optimizer": OptimizerConfig, "lr_decay": bool,
-    "pacing": Pacing, "gates": GateConfig, "objective": ObjectiveConfig, "blueprints": tuple, "conditions": ConditionSpace | None,
-    "incubation": Incubation}
+    "name": str,
+    "host": Mapping,
+    "slots": tuple,
+    "dataset": str,
+    "optimizer": OptimizerConfig,
+    "lr_decay": bool,
+    "pacing": Pacing,
+    "gates": GateConfig,
+    "objective": ObjectiveConfig,
+    "blueprints": tuple,
+    "conditions": ConditionSpace | None,
+    "incubation": Incubation,
+}
 
 
 @cache
@@ -111,12 +135,16 @@ class TaskSpec:
         try:
             self._check()
         except (ValueError, TypeError) as error:
-            raise (type(error) if isinstance(error, EsperError) else EsperError)(f"task {self.name!r}: {error}") from None
+            raise (type(error) if isinstance(error, EsperError) else EsperError)(
+                f"task {self.name!r}: {error}"
+            ) from None
 
     def _check(self) -> None:
         for field, kind in _KINDS.items():
             if not isinstance(getattr(self, field), kind):
-                raise EsperError(f"{field} is {getattr(self, field)!r}, must be a {getattr(kind, '__name__', kind)}")
+                raise EsperError(
+                    f"{field} is {getattr(self, field)!r}, must be a {getattr(kind, '__name__', kind)}"
+                )
         if not self.name or self.name != self.name.strip().lower():
             raise EsperError(f"name is {self.name!r}, must be lower case and not empty")
         if self.dataset not in dataset_names() and not SYNTHETIC.fullmatch(self.dataset):
@@ -130,15 +158,27 @@ class TaskSpec:
             if slot_id not in channels:
                 raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(sorted(channels))}")
         growable = sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[host.topology] if b)
-        if not self.blueprints or len(set(self.blueprints)) < len(self.blueprints) or not set(self.blueprints) <= {*growable}:
-            raise BlueprintError(f"blueprints are {self.blueprints}; allowed: one or more of {', '.join(growable)}, each once")
+        if (
+            not self.blueprints
+            or len(set(self.blueprints)) < len(self.blueprints)
+            or not set(self.blueprints) <= {*growable}
+        ):
+            raise BlueprintError(
+                f"blueprints are {self.blueprints}; allowed: one or more of {', '.join(growable)}, each once"
+            )
         with torch.device("meta"):
             for blueprint, slot_id in product(self.blueprints, self.slots):
                 build_blueprint(host.topology, blueprint, 1, channels[slot_id])
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
-        if self.conditions is not None and self.conditions.cripple_probability > 0 and host.spec().get("kernel", 1) == 1:
-            raise EsperError("conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap")
+        if (
+            self.conditions is not None
+            and self.conditions.cripple_probability > 0
+            and host.spec().get("kernel", 1) == 1
+        ):
+            raise EsperError(
+                "conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap"
+            )
 
     @property
     def outline(self) -> Host:
@@ -177,14 +217,28 @@ class TaskSpec:
 
     def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel:
         """Fresh networks, one per row, initialised from `seeds`."""
-        return MorphogeneticModel(build_host(dict(self.host), population), self.slots, gates=self.gates, pacing=self.pacing,
-                                  incubation=self.incubation, seeds=seeds)
+        return MorphogeneticModel(
+            build_host(dict(self.host), population),
+            self.slots,
+            gates=self.gates,
+            pacing=self.pacing,
+            incubation=self.incubation,
+            seeds=seeds,
+        )
 
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:
         return PopulationOptimizer(model, self.optimizer)
 
-    def prepare_row(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
-                    env: int) -> None:
+    def prepare_row(
+        self,
+        model: MorphogeneticModel,
+        optimizer: PopulationOptimizer,
+        row: int,
+        *,
+        root_seed: int,
+        episode: int,
+        env: int,
+    ) -> None:
         """Give a fresh row what its episode has drawn for it."""
         apply_condition(model, optimizer, row, draw_condition(self, root_seed, episode, env))
 
@@ -199,22 +253,35 @@ def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Co
     blocks = len(task.outline.blocks) if isinstance(task.outline, CNNHost) else 0
     space = task.conditions
     if space is None:
-        return Condition(crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr)
+        return Condition(
+            crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr
+        )
     rng = np.random.default_rng(stream_seed(root_seed, "condition", episode, env))
     crippled = tuple(bool(x < space.cripple_probability) for x in rng.random(blocks))
     rates = space.learning_rates or (task.optimizer.host_lr,)
-    size, noise, rate = (int(rng.integers(len(values))) for values in (space.train_sizes, space.label_noises, rates))
-    return Condition(crippled=crippled, train_size=space.train_sizes[size], label_noise=space.label_noises[noise],
-                     learning_rate=rates[rate])
+    size, noise, rate = (
+        int(rng.integers(len(values))) for values in (space.train_sizes, space.label_noises, rates)
+    )
+    return Condition(
+        crippled=crippled,
+        train_size=space.train_sizes[size],
+        label_noise=space.label_noises[noise],
+        learning_rate=rates[rate],
+    )
 
 
-def apply_condition(model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition) -> None:
-    """Give one row its kernels and learning rates; call it after `reset_row`. Data is the batch iterator's part."""
+def apply_condition(
+    model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition
+) -> None:
+    """Give one row its kernels and learning rates; call it after `reset_row`. Data is the batch iterator's
+    part."""
     model.check_row(row)
     if isinstance(model.host, CNNHost):
         model.host.set_centre_tap(row, condition.crippled)
     elif condition.crippled:
-        raise EsperError(f"condition marks blocks {condition.crippled}, a {model.host.topology} host has none")
+        raise EsperError(
+            f"condition marks blocks {condition.crippled}, a {model.host.topology} host has none"
+        )
     config = optimizer.config
     optimizer.host_lr[row] = condition.learning_rate
     optimizer.seed_lr[row] = condition.learning_rate * (config.seed_lr / config.host_lr)
@@ -250,41 +317,113 @@ def _variant(base: TaskSpec, name: str, *, host: Mapping[str, Any] | None = None
     return replace(base, name=name, host={**base.host, **(host or {})}, **changes)
 
 
-# Embedded: an episode of 16 networks takes seconds. Prices and hosts were chosen with benchmarks/decision_value.py.
+# Embedded: an episode of 16 networks takes seconds. Prices and hosts were chosen with
+# benchmarks/decision_value.py.
 _DIGITS = TaskSpec(
-    name="digits_baseline", host={"kind": "cnn", "blocks": 2, "base": 3, "channels": 1, "size": 8},
-    slots=("r0c0", "r0c1", "r1c0"), dataset="digits", batch_size=32, steps_per_epoch=12, val_size=256, episode_length=24,
-    population=64, optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4), lr_decay=True,
-    pacing=Pacing(min_training_epochs=2, min_blending_epochs=0, min_prune_age=1, embargo_epochs=1,
-                  auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3})),
-    gates=GateConfig(permissive=True), objective=ObjectiveConfig(size_price=0.05, waste_price=0.02),
-    blueprints=("conv_light", "depthwise", "conv_small", "norm"))
+    name="digits_baseline",
+    host={"kind": "cnn", "blocks": 2, "base": 3, "channels": 1, "size": 8},
+    slots=("r0c0", "r0c1", "r1c0"),
+    dataset="digits",
+    batch_size=32,
+    steps_per_epoch=12,
+    val_size=256,
+    episode_length=24,
+    population=64,
+    optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4),
+    lr_decay=True,
+    pacing=Pacing(
+        min_training_epochs=2,
+        min_blending_epochs=0,
+        min_prune_age=1,
+        embargo_epochs=1,
+        auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3}),
+    ),
+    gates=GateConfig(permissive=True),
+    objective=ObjectiveConfig(size_price=0.05, waste_price=0.02),
+    blueprints=("conv_light", "depthwise", "conv_small", "norm"),
+)
 _IMPAIRED = _variant(
-    _DIGITS, "digits_impaired", host={"blocks": 3, "base": 2, "kernel": 1}, slots=_slots(3, 1), batch_size=64,
-    optimizer=replace(_DIGITS.optimizer, host_lr=0.03, seed_lr=0.03), objective=replace(_DIGITS.objective, size_price=0.1))
+    _DIGITS,
+    "digits_impaired",
+    host={"blocks": 3, "base": 2, "kernel": 1},
+    slots=_slots(3, 1),
+    batch_size=64,
+    optimizer=replace(_DIGITS.optimizer, host_lr=0.03, seed_lr=0.03),
+    objective=replace(_DIGITS.objective, size_price=0.1),
+)
 _FASHION = _variant(
-    _DIGITS, "fashion_baseline", host={"blocks": 3, "base": 8, "size": 28}, slots=_slots(3, 1), dataset="fashion_mnist",
-    steps_per_epoch=30, val_size=1000, episode_length=40, population=8,
-    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"))
+    _DIGITS,
+    "fashion_baseline",
+    host={"blocks": 3, "base": 8, "size": 28},
+    slots=_slots(3, 1),
+    dataset="fashion_mnist",
+    steps_per_epoch=30,
+    val_size=1000,
+    episode_length=40,
+    population=8,
+    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"),
+)
 _CIFAR = _variant(
-    _FASHION, "cifar_baseline", host={"channels": 3, "size": 32}, dataset="cifar10", steps_per_epoch=50, episode_length=75,
-    population=1, optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05), objective=ObjectiveConfig(),
-    pacing=Pacing(min_training_epochs=5, min_blending_epochs=3, embargo_epochs=3, auto_forward_gates=frozenset({GateLevel.G1})),
-    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "conv_heavy", "attention", "norm"))
+    _FASHION,
+    "cifar_baseline",
+    host={"channels": 3, "size": 32},
+    dataset="cifar10",
+    steps_per_epoch=50,
+    episode_length=75,
+    population=1,
+    optimizer=OptimizerConfig(host_lr=0.05, seed_lr=0.05),
+    objective=ObjectiveConfig(),
+    pacing=Pacing(
+        min_training_epochs=5,
+        min_blending_epochs=3,
+        embargo_epochs=3,
+        auto_forward_gates=frozenset({GateLevel.G1}),
+    ),
+    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "conv_heavy", "attention", "norm"),
+)
 _TEXT = TaskSpec(
-    name="sotu", host={"kind": "gpt", "vocabulary": 106, "features": 32, "heads": 4, "layers": 3, "context": 64, "segments": 3},
-    slots=_slots(3, 1), dataset="sotu", batch_size=16, steps_per_epoch=40, val_size=128, episode_length=40, population=8,
-    optimizer=OptimizerConfig(kind="adamw", host_lr=3e-3, seed_lr=3e-3, host_decay=0.01), lr_decay=True,
-    gates=_CIFAR.gates, pacing=_CIFAR.pacing, objective=ObjectiveConfig(),
-    blueprints=("norm", "attention", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"))
+    name="sotu",
+    host={
+        "kind": "gpt",
+        "vocabulary": 106,
+        "features": 32,
+        "heads": 4,
+        "layers": 3,
+        "context": 64,
+        "segments": 3,
+    },
+    slots=_slots(3, 1),
+    dataset="sotu",
+    batch_size=16,
+    steps_per_epoch=40,
+    val_size=128,
+    episode_length=40,
+    population=8,
+    optimizer=OptimizerConfig(kind="adamw", host_lr=3e-3, seed_lr=3e-3, host_decay=0.01),
+    lr_decay=True,
+    gates=_CIFAR.gates,
+    pacing=_CIFAR.pacing,
+    objective=ObjectiveConfig(),
+    blueprints=("norm", "attention", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"),
+)
 
 for _spec in (
     _DIGITS,
     _IMPAIRED,
     _variant(_IMPAIRED, "digits_scale", host={"blocks": 5, "pools": 2}, slots=_slots(5, 1), batch_size=32),
-    _variant(_DIGITS, "digits_shift", host={"base": 4}, blueprints=("conv_light", "conv_small", "norm"),
-             objective=replace(_DIGITS.objective, size_price=0.4), conditions=ConditionSpace(
-                 cripple_probability=0.5, train_sizes=(200, 1000), label_noises=(0.0, 0.2), learning_rates=(0.01, 0.03))),
+    _variant(
+        _DIGITS,
+        "digits_shift",
+        host={"base": 4},
+        blueprints=("conv_light", "conv_small", "norm"),
+        objective=replace(_DIGITS.objective, size_price=0.4),
+        conditions=ConditionSpace(
+            cripple_probability=0.5,
+            train_sizes=(200, 1000),
+            label_noises=(0.0, 0.2),
+            learning_rates=(0.01, 0.03),
+        ),
+    ),
     _FASHION,
     _variant(_FASHION, "fashion_impaired", host={"base": 2, "kernel": 1}),
     _CIFAR,
@@ -295,10 +434,24 @@ for _spec in (
     _variant(_CIFAR, "cifar_postpool", host={"base": 16}, slots=("r1c0", "r1c1", "r1c2")),
     _variant(_CIFAR, "cifar_scale", host={"blocks": 5}, slots=_slots(5, 1)),
     _variant(_CIFAR, "cifar_deep_multichannel", host={"blocks": 5}, slots=_slots(5, 2)),
-    _variant(_CIFAR, "cifar_deep_impaired", host={"blocks": 5, "base": 2, "kernel": 1}, slots=_slots(5, 2), population=8),
+    _variant(
+        _CIFAR,
+        "cifar_deep_impaired",
+        host={"blocks": 5, "base": 2, "kernel": 1},
+        slots=_slots(5, 2),
+        population=8,
+    ),
     _TEXT,
-    _variant(_TEXT, "tinystories", host={"vocabulary": 50257, "features": 384, "heads": 6, "layers": 6, "context": 256},
-             dataset="tinystories", batch_size=32, steps_per_epoch=50, episode_length=75, population=1,
-             optimizer=OptimizerConfig(kind="adamw", host_lr=3e-4, seed_lr=3e-4, host_decay=0.1)),
+    _variant(
+        _TEXT,
+        "tinystories",
+        host={"vocabulary": 50257, "features": 384, "heads": 6, "layers": 6, "context": 256},
+        dataset="tinystories",
+        batch_size=32,
+        steps_per_epoch=50,
+        episode_length=75,
+        population=1,
+        optimizer=OptimizerConfig(kind="adamw", host_lr=3e-4, seed_lr=3e-4, host_decay=0.1),
+    ),
 ):
     register_task(_spec)

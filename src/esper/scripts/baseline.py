@@ -1,4 +1,5 @@
 """`esper baseline`: capture what a short run does, and check later that it still does it."""
+
 from __future__ import annotations
 
 import ast
@@ -15,8 +16,8 @@ import torch
 import tyro
 
 import esper
+from esper._files import write_atomic
 from esper.leyline import EsperError
-from esper.leyline.files import write_atomic
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.runtime.data import MissingDataError
 from esper.runtime.tasks import get_task_spec
@@ -29,16 +30,29 @@ RUNS: Mapping[str, dict[str, Any]] = {
     "digits_baseline": {"task": "digits_baseline", "rounds": 2, "envs": 2, "episode_length": 5},
     "cifar_baseline": {"task": "cifar_baseline", "rounds": 1, "envs": 1, "episode_length": 5},
 }
-"""The second is the short run `esper train ppo --preset cifar_baseline --rounds 1 --envs 1 --episode-length 5`."""
+"""The second is the short run `esper train ppo --preset cifar_baseline --rounds 1 --envs 1 --episode-length
+5`."""
 NUM_LOSSES, LOSS_TOLERANCE, LAST_DIGITS = 20, 1e-3, 1e-6
 """Processors of one kind may still differ in the last digits of a sum."""
-FREE_OF_LIFECYCLE = ("run_started", "run_ended", "batch_completed", "ppo_update", "action_distribution", "mask_hit_rates",
-                     "episode_outcome", "last_action", "reward_summary", "throughput", "checkpoint")
+FREE_OF_LIFECYCLE = (
+    "run_started",
+    "run_ended",
+    "batch_completed",
+    "ppo_update",
+    "action_distribution",
+    "mask_hit_rates",
+    "episode_outcome",
+    "last_action",
+    "reward_summary",
+    "throughput",
+    "checkpoint",
+)
 """Counts that do not depend on what the policy does, and so on no rounding."""
 
 
 def capture(out: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Write the baseline of this checkout to a JSON file. Runs whose data is missing are left out, and said to be.
+    """Write the baseline of this checkout to a JSON file. Runs whose data is missing are left out, and said
+    to be.
 
     Args:
         out: The file to write.
@@ -48,7 +62,10 @@ def capture(out: Annotated[Path, tyro.conf.Positional]) -> None:
         write_atomic(out, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     except OSError as error:
         raise EsperError(f"cannot write {out}: {error.strerror}") from error
-    print(f"captured {', '.join(found['runs'])} to {out}" + "".join(f"\nleft out {name}: {why}" for name, why in missing.items()))
+    print(
+        f"captured {', '.join(found['runs'])} to {out}"
+        + "".join(f"\nleft out {name}: {why}" for name, why in missing.items())
+    )
 
 
 def check(file: Annotated[Path, tyro.conf.Positional]) -> None:
@@ -94,10 +111,18 @@ def measure_run(fields: Mapping[str, Any]) -> dict[str, Any]:
         seconds = time.perf_counter() - start
         run = RunDirectory.open(directory)
         counts = Counter(event["event_type"] for event in run.events())
-        for table, kind in (("steps", "last_action"), ("rewards", "reward_summary"), ("throughput", "throughput")):
+        for table, kind in (
+            ("steps", "last_action"),
+            ("rewards", "reward_summary"),
+            ("throughput", "throughput"),
+        ):
             counts[kind] += run.table(table).num_rows
     steps = sum(sum(summary.action_counts.values()) for summary in history)
-    return {"events": dict(sorted(counts.items())), "losses": first_losses(fields), "env_steps_per_second": steps / seconds}
+    return {
+        "events": dict(sorted(counts.items())),
+        "losses": first_losses(fields),
+        "env_steps_per_second": steps / seconds,
+    }
 
 
 def first_losses(fields: Mapping[str, Any]) -> list[float]:
@@ -113,7 +138,7 @@ def first_losses(fields: Mapping[str, Any]) -> list[float]:
             (group,) = env.groups
             before = group.loss_sum.clone()
             process_train_batch(group, batch.x, batch.y, env.criterion)
-            losses.append((group.loss_sum - before)[:config.envs].mean().item())
+            losses.append((group.loss_sum - before)[: config.envs].mean().item())
     return losses[:NUM_LOSSES]
 
 
@@ -125,8 +150,11 @@ def import_graph() -> dict[str, list[str]]:
         parts = path.relative_to(root).parts
         package = parts[0] if len(parts) > 1 else "esper"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            )
             targets = {name.split(".")[1] for name in names if name.startswith("esper.")}
             graph.setdefault(package, set()).update(targets - {package})
     return {package: sorted(targets) for package, targets in sorted(graph.items())}
@@ -137,24 +165,36 @@ def source_counts() -> dict[str, int]:
     root = Path(esper.__file__).parent
     sources = [path.read_text(encoding="utf-8") for path in root.rglob("*.py")]
     tests = [path.read_text(encoding="utf-8") for path in (root.parents[1] / "tests").rglob("test_*.py")]
-    return {"modules": len(sources), "noqa": sum(text.count("# noqa") for text in sources),
-            "test_functions": sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-                                  for text in tests for node in ast.walk(ast.parse(text)))}
+    return {
+        "modules": len(sources),
+        "noqa": sum(text.count("# noqa") for text in sources),
+        "test_functions": sum(
+            isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+            for text in tests
+            for node in ast.walk(ast.parse(text))
+        ),
+    }
 
 
 def compare(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What differs and should not. Speed and source counts are information, and the import graph may lose edges."""
+    """What differs and should not. Speed and source counts are information, and the import graph may lose
+    edges."""
     differences = []
     same_torch = stored["torch"] == found["torch"]
     for name, now in found["runs"].items():
         was = stored["runs"][name]
         kinds = was["events"].keys() | now["events"].keys() if same_torch else FREE_OF_LIFECYCLE
-        differences += [f"{name}: {was['events'].get(kind, 0)} {kind} events, now {now['events'].get(kind, 0)}"
-                        for kind in sorted(kinds) if was["events"].get(kind, 0) != now["events"].get(kind, 0)]
+        differences += [
+            f"{name}: {was['events'].get(kind, 0)} {kind} events, now {now['events'].get(kind, 0)}"
+            for kind in sorted(kinds)
+            if was["events"].get(kind, 0) != now["events"].get(kind, 0)
+        ]
         limit = LAST_DIGITS if same_torch else LOSS_TOLERANCE
-        differences += [f"{name}: loss of step {step} was {old}, now {new}"
-                        for step, (old, new) in enumerate(zip(was["losses"], now["losses"], strict=True))
-                        if abs(old - new) > limit]
+        differences += [
+            f"{name}: loss of step {step} was {old}, now {new}"
+            for step, (old, new) in enumerate(zip(was["losses"], now["losses"], strict=True))
+            if abs(old - new) > limit
+        ]
     for package, targets in found["imports"].items():
         if new := sorted(set(targets) - set(stored["imports"].get(package, []))):
             differences.append(f"{package} imports {', '.join(new)}, which it did not")
@@ -164,7 +204,9 @@ def compare(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
-        tyro.extras.subcommand_cli_from_dict({"capture": capture, "check": check}, prog="esper baseline", args=arguments)
+        tyro.extras.subcommand_cli_from_dict(
+            {"capture": capture, "check": check}, prog="esper baseline", args=arguments
+        )
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,5 @@
 """`esper by_hand`: growth without a policy, in 20 seconds."""
+
 from __future__ import annotations
 
 import sys
@@ -31,15 +32,20 @@ BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
 def by_hand() -> None:
-    """Sixteen impaired networks on handwritten digits, eight of which grow on a schedule written in this command."""
+    """Sixteen impaired networks on handwritten digits, eight of which grow on a schedule written in this
+    command."""
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
-    # Row i and row i + 8 start from the same weights and see the same batches, so that the comparison is paired.
+    # Row i and row i + 8 start from the same weights and see the same batches, so that the comparison is
+    # paired.
     batches = SharedBatchIterator(split, [[*GROWN, *GROWN]], 64, steps_per_epoch=15, seed=0, rows=[ROWS])
-    model = MorphogeneticModel(CNNHost(ROWS, base=4, kernel=1, channels=1, size=8), gates=GateConfig(permissive=True),
-                               pacing=Pacing(min_training_epochs=TRAINING),
-                               seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)])
+    model = MorphogeneticModel(
+        CNNHost(ROWS, base=4, kernel=1, channels=1, size=8),
+        gates=GateConfig(permissive=True),
+        pacing=Pacing(min_training_epochs=TRAINING),
+        seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)],
+    )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
     for epoch in track(range(EPOCHS), "growing", console=console):
         for (batch,) in batches:

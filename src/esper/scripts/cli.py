@@ -1,4 +1,5 @@
 """`esper`: one command, a subcommand for each job."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """`esper compare`: runs side by side."""
+
 from __future__ import annotations
 
 import sys
@@ -12,12 +13,17 @@ from esper.karn.charts import number
 from esper.karn.compare import compare_runs
 from esper.karn.summary import open_run
 from esper.leyline.metrics import Metric
-from esper.leyline.statistics import Estimate
 from esper.scripts.karn import console, reader
+from esper.simic.statistics import Estimate
 
 
-def compare(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, by: Literal["episode", "round"] = "episode",
-            last: int | None = None) -> None:
+def compare(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    /,
+    *,
+    by: Literal["episode", "round"] = "episode",
+    last: int | None = None,
+) -> None:
     """Compare runs of one task with the first of them, with 95 % intervals.
 
     Args:
@@ -30,12 +36,21 @@ def compare(runs: Annotated[tuple[Path, ...], tyro.conf.Positional], /, *, by: L
     differences = [f"{name} − {names[0]}" for name in names[1:] if found.paired]
     table = Table("metric", "unit", *names, *differences, box=None)
     for row in found.rows:
-        table.add_row(row.metric.name, row.metric.unit, *map(_show, row.runs),
-                      *(f"{_show(difference)}{_verdict(difference, row.metric)}" for difference in row.differences))
+        table.add_row(
+            row.metric.name,
+            row.metric.unit,
+            *map(_show, row.runs),
+            *(f"{_show(difference)}{_verdict(difference, row.metric)}" for difference in row.differences),
+        )
     console().print(table)
-    print(f"\n{found.units} {by}s that every run has, and 95 % intervals over these: nothing about other training seeds.")
-    print("Differences are paired: with one seed, each env and episode has the same random numbers in every run."
-          if found.paired else "The seeds differ, so nothing can be paired.")
+    print(
+        f"\n{found.units} {by}s that every run has, and 95 % intervals over these: nothing about other training seeds."
+    )
+    print(
+        "Differences are paired: with one seed, each env and episode has the same random numbers in every run."
+        if found.paired
+        else "The seeds differ, so nothing can be paired."
+    )
     for note in found.notes:
         print(f"differs: {note}")
 

@@ -1,4 +1,5 @@
 """`esper data`: get the datasets that are not part of the package, and list what is there."""
+
 from __future__ import annotations
 
 import sys
@@ -20,7 +21,8 @@ def get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) ->
 
     Args:
         name: One of those that `list` shows.
-        root: The data directory; by default $ESPER_DATA or ~/.cache/esper. Raw files that lie there are used first.
+        root: The data directory; by default $ESPER_DATA or ~/.cache/esper. Raw files that lie there are used
+        first.
     """
     with Progress(transient=True, console=Console(stderr=True)) as progress:
         task = progress.add_task(name, total=1.0)
@@ -46,15 +48,23 @@ def show(root: Path | None = None) -> None:
     table.add_row("digits", "handwritten digits: 1,797 grey images, 8×8, 10 classes", "in the package")
     for name, recipe in RECIPES.items():
         file = cache_file(name, place)
-        table.add_row(name, recipe.summary, f"ready, {file.stat().st_size / 1e6:.0f} MB" if file.exists() else "not here")
-    table.add_row("synthetic", "prototypes with noise, 3×32×32; synthetic:CxHxW for another shape", "made in memory")
+        table.add_row(
+            name,
+            recipe.summary,
+            f"ready, {file.stat().st_size / 1e6:.0f} MB" if file.exists() else "not here",
+        )
+    table.add_row(
+        "synthetic", "prototypes with noise, 3×32×32; synthetic:CxHxW for another shape", "made in memory"
+    )
     Console().print(table)
     print(f"data directory: {place}")
 
 
 def main(args: Sequence[str] | None = None) -> int:
     try:
-        tyro.extras.subcommand_cli_from_dict({"get": get, "list": show}, args=args, prog="esper data", description=__doc__)
+        tyro.extras.subcommand_cli_from_dict(
+            {"get": get, "list": show}, args=args, prog="esper data", description=__doc__
+        )
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,6 @@
-"""`esper demo`: train a policy, prove it against its rivals, and say what to do next; what `make run` does."""
+"""`esper demo`: train a policy, prove it against its rivals, and say what to do next; what `make run`
+does."""
+
 from __future__ import annotations
 
 import argparse
@@ -28,14 +30,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return failed
     print(f"\n2. prove it on {SEEDS} networks that it has never seen", flush=True)
     proof = run / "proof"
-    if failed := prove.main(["--task", TASK, "--policy", str(run), "--seeds", str(SEEDS), "--probe-seeds", str(PROBE_SEEDS),
-                             "--out", str(proof)]):
+    if failed := prove.main(
+        [
+            "--task",
+            TASK,
+            "--policy",
+            str(run),
+            "--seeds",
+            str(SEEDS),
+            "--probe-seeds",
+            str(PROBE_SEEDS),
+            "--out",
+            str(proof),
+        ]
+    ):
         return failed
     esper = "esper" if shutil.which("esper") else os.path.relpath(Path(sys.executable).with_name("esper"))
-    print(f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
-          f"  {esper} report {run}    # the training as one page\n"
-          f"  {esper} grow --task {TASK} --policy {run} --out grown\n"
-          f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3    # policies that ship, 96 networks")
+    print(
+        f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
+        f"  {esper} report {run}    # the training as one page\n"
+        f"  {esper} grow --task {TASK} --policy {run} --out grown\n"
+        f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3    # policies that ship, 96 networks"
+    )
     return 0
 
 

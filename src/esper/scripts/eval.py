@@ -1,4 +1,5 @@
 """`esper eval`: a grown network on the test split."""
+
 from __future__ import annotations
 
 import sys
@@ -8,11 +9,11 @@ from typing import Annotated
 import torch
 import tyro
 
+from esper.proof.grown import evaluate
 from esper.scripts.karn import reader
-from esper.simic.proof.grown import evaluate
 
 
-def eval(directory: Annotated[Path, tyro.conf.Positional]) -> None:  # noqa: A001 (the command's name)
+def eval(directory: Annotated[Path, tyro.conf.Positional]) -> None:  # noqa: A001
     """Load a network that `esper grow` kept and test it.
 
     Args:

@@ -1,4 +1,5 @@
 """`esper grow`: one network, grown by a policy while it trains."""
+
 from __future__ import annotations
 
 import sys
@@ -7,11 +8,11 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
+from esper.proof.episodes import parse_task
+from esper.proof.grown import PLAIN, RECORD, evaluate
+from esper.proof.grown import grow as grow_network
 from esper.scripts.karn import console, reader
 from esper.scripts.prove import bars, writable
-from esper.simic.proof.episodes import parse_task
-from esper.simic.proof.grown import PLAIN, RECORD, evaluate
-from esper.simic.proof.grown import grow as grow_network
 
 
 def grow(task: str, policy: str, out: Path, seed: int = 0, sample: bool = False) -> None:
@@ -27,8 +28,14 @@ def grow(task: str, policy: str, out: Path, seed: int = 0, sample: bool = False)
     torch.set_num_threads(1)
     spec = parse_task(task)
     with bars() as track:
-        played = grow_network(spec, policy, writable(out), seed=seed, sample=sample,
-                              advance=track("growing", spec.episode_length))
+        played = grow_network(
+            spec,
+            policy,
+            writable(out),
+            seed=seed,
+            sample=sample,
+            advance=track("growing", spec.episode_length),
+        )
     table = Table("epoch", "decision", "slot", "blueprint", box=None)
     for decision in played.decisions:
         table.add_row(str(decision.epoch), decision.op.lower(), decision.slot, decision.blueprint or "")

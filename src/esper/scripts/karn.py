@@ -1,4 +1,5 @@
 """What the commands that read runs share: how they are started, how they fail, where they print."""
+
 from __future__ import annotations
 
 import os
@@ -18,7 +19,9 @@ RunPath = Annotated[Path, tyro.conf.Positional]
 
 
 def reader(command: Callable[..., None]) -> Callable[..., int]:
-    """A command's `main`: it parses the arguments and turns what is wrong with a run into a message and an exit code."""
+    """A command's `main`: it parses the arguments and turns what is wrong with a run into a message and an
+    exit code."""
+
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
             tyro.cli(command, args=arguments, prog=f"esper {command.__name__}", description=command.__doc__)

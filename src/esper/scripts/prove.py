@@ -1,4 +1,5 @@
 """`esper prove`: policies and their rivals on the same held-out seeds."""
+
 from __future__ import annotations
 
 import sys
@@ -16,36 +17,69 @@ from typing import Any
 import orjson
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
+from esper._files import write_atomic
 from esper.karn.charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
 from esper.leyline import EsperError, LifecycleOp
-from esper.leyline.files import write_atomic
-from esper.leyline.statistics import Estimate
+from esper.proof.compare import LEARNED, ProofConfig
+from esper.proof.compare import prove as compare
+from esper.proof.episodes import parse_task
+from esper.proof.policies import load_policy, shipped_schedules
+from esper.proof.search import (
+    Schedules,
+    Track,
+    load_schedules,
+    refine_schedules,
+    save_schedules,
+    search_schedules,
+)
 from esper.runtime.tasks import TaskSpec
 from esper.scripts.karn import console, reader
-from esper.simic.proof.compare import LEARNED, ProofConfig
-from esper.simic.proof.compare import prove as compare
-from esper.simic.proof.episodes import parse_task
-from esper.simic.proof.policies import load_policy, shipped_schedules
-from esper.simic.proof.search import Schedules, Track, load_schedules, refine_schedules, save_schedules, search_schedules
+from esper.simic.statistics import Estimate
 
 COLUMNS = (
-    ("J", "iqm", 100, "points of J"), ("J", "mean", 100, "J, mean"), ("test_accuracy", "iqm", 1, "test accuracy, %"),
-    ("accuracy_per_kparam", "iqm", 1, "accuracy per 1,000 parameters"), ("added_params", "mean", 1, "added parameters"),
-    ("flops", "mean", 1e-6, "training MFLOPs"), ("germinated", "mean", 1, "germinated"), ("fossilized", "mean", 1, "fossilized"),
-    ("pruned", "mean", 1, "pruned"), ("rollbacks", "mean", 1, "rollbacks"))
+    ("J", "iqm", 100, "points of J"),
+    ("J", "mean", 100, "J, mean"),
+    ("test_accuracy", "iqm", 1, "test accuracy, %"),
+    ("accuracy_per_kparam", "iqm", 1, "accuracy per 1,000 parameters"),
+    ("added_params", "mean", 1, "added parameters"),
+    ("flops", "mean", 1e-6, "training MFLOPs"),
+    ("germinated", "mean", 1, "germinated"),
+    ("fossilized", "mean", 1, "fossilized"),
+    ("pruned", "mean", 1, "pruned"),
+    ("rollbacks", "mean", 1, "rollbacks"),
+)
 """What is shown of a measure: its mean or interquartile mean, times so much, under this head."""
 FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLOPs")
 
 
-def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, first_seed: int = 0, schedule: Path | None = None,
-          search: int = 0, candidates: int = 208, refine: bool = False, out: Path | None = None, sample: bool = False,
-          probe_seeds: int = 256, transfer: tuple[str, ...] = ()) -> None:
-    """Compare policies with never growing, random growth, rules of thumb, fixed schedules and hosts of equal size or FLOPs, on
-    seeds that no training has seen. Prints tables; writes proof.json and report.html.
+def prove(
+    task: str,
+    policy: tuple[str, ...] = (),
+    seeds: int = 96,
+    first_seed: int = 0,
+    schedule: Path | None = None,
+    search: int = 0,
+    candidates: int = 208,
+    refine: bool = False,
+    out: Path | None = None,
+    sample: bool = False,
+    probe_seeds: int = 256,
+    transfer: tuple[str, ...] = (),
+) -> None:
+    """Compare policies with never growing, random growth, rules of thumb, fixed schedules and hosts of equal
+    size or FLOPs, on seeds that no training has seen. Prints tables; writes proof.json and report.html.
 
     Args:
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
@@ -55,7 +89,8 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, first_seed: 
         schedule: The file of the fixed schedules; by default what ships for the task.
         search: Search for schedules first, within so many env-steps, and write them to the file.
         candidates: Schedules that the search begins with.
-        refine: Then let each of the search's winners meet those that differ in one seed, on the same networks.
+        refine: Then let each of the search's winners meet those that differ in one seed, on the same
+        networks.
         out: Where the results go; by default runs/prove-TASK.
         sample: Sample the policies' actions instead of taking the most likely ones.
         probe_seeds: Training seeds that the probe is fitted on.
@@ -71,8 +106,10 @@ def prove(task: str, policy: tuple[str, ...] = (), seeds: int = 96, first_seed: 
     directory = writable(Path("runs") / f"prove-{spec.name.replace(':', '-')}" if out is None else out)
     with bars() as track:
         found = _schedules(spec, schedule, search, candidates, refine, directory, track)
-        results = [compare(spec, policies, config, schedules=found, track=track),
-                   *(compare(other, policies, brief, track=track) for other in others)]
+        results = [
+            compare(spec, policies, config, schedules=found, track=track),
+            *(compare(other, policies, brief, track=track) for other in others),
+        ]
     for result in results:
         show(result)
     content = results[0] | {"transfer": results[1:]}
@@ -89,7 +126,9 @@ def writable(directory: Path) -> Path:
         write_atomic(directory / ".writable", b"")
         (directory / ".writable").unlink()
     except OSError as error:
-        raise EsperError(f"cannot write to {directory}: {error.strerror}; choose another place with --out") from error
+        raise EsperError(
+            f"cannot write to {directory}: {error.strerror}; choose another place with --out"
+        ) from error
     return directory
 
 
@@ -100,13 +139,20 @@ class Rate(ProgressColumn):
 
 @contextmanager
 def bars() -> Iterator[Track]:
-    """How each part of the work gets on, in env-steps: a bar on a terminal, else a line for each tenth of it."""
+    """How each part of the work gets on, in env-steps: a bar on a terminal, else a line for each tenth of
+    it."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _lines
         return
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn(),
-                  console=console) as progress:
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
         yield lambda what, steps: partial(progress.advance, progress.add_task(what, total=steps))
 
 
@@ -119,13 +165,24 @@ def _lines(what: str, steps: int) -> Callable[[int], None]:
         if done * 10 // steps > (done - more) * 10 // steps:
             seconds = time.perf_counter() - start
             left = timedelta(seconds=round(seconds * max(steps - done, 0) / done))
-            print(f"{what}: {done:,} of {steps:,} env-steps, {done / seconds:,.0f}/s, {left} left", file=sys.stderr, flush=True)
+            print(
+                f"{what}: {done:,} of {steps:,} env-steps, {done / seconds:,.0f}/s, {left} left",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return advance
 
 
-def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, refine: bool, directory: Path,
-               track: Track) -> Schedules | None:
+def _schedules(
+    task: TaskSpec,
+    path: Path | None,
+    budget: int,
+    candidates: int,
+    refine: bool,
+    directory: Path,
+    track: Track,
+) -> Schedules | None:
     """Those that a search finds, those in the file, those that ship, or none."""
     if budget:
         place = path or directory / "schedule.json"
@@ -145,11 +202,15 @@ def _schedules(task: TaskSpec, path: Path | None, budget: int, candidates: int, 
     return load_schedules(path or shipped, task)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------------
+# -- tables --------------------------------------------------------------------------------------------------
 
 
 def _with_interval(found: Estimate | None, scale: float = 1.0) -> str:
-    return "—" if found is None else f"{found.value * scale:.4g} [{found.low * scale:.4g}, {found.high * scale:.4g}]"
+    return (
+        "—"
+        if found is None
+        else f"{found.value * scale:.4g} [{found.low * scale:.4g}, {found.high * scale:.4g}]"
+    )
 
 
 def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
@@ -157,21 +218,46 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
     names, settings = ", ".join(result["policies"]) or "none", result["settings"]
     last = settings["first_seed"] + settings["seeds"] - 1
     title = f"{result['task']}: held-out seeds {settings['first_seed']} to {last}, policies: {names}"
-    yield (f"{title}; interquartile means of J and accuracies, means of the rest, 95 % intervals",
-           ("cohort", *(column[-1] for column in COLUMNS)),
-           [[name, *(_with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]
-            for name, row in result["cohorts"].items()])
-    yield (f"{result['task']}: learned − other, paired, in points of J and of test accuracy",
-           ("other", "J, mean", "J, interquartile mean", "J, mean of each policy", "accuracy, mean",
-            "accuracy, interquartile mean"),
-           [[name, *(_with_interval(row["J"][kind], 100) for kind in ("mean", "iqm")),
-             "; ".join(_with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
-             *(_with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm"))]
-            for name, row in result["learned_minus"].items()])
-    yield (f"{result['task']}: networks with a permanent seed in a slot, by the state of a block, in %",
-           ("slot", "block", "crippled", "healthy", "difference"),
-           [[row["slot"], str(row["block"]), *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference"))]
-            for row in result.get("growth_by_condition", ())])
+    yield (
+        f"{title}; interquartile means of J and accuracies, means of the rest, 95 % intervals",
+        ("cohort", *(column[-1] for column in COLUMNS)),
+        [
+            [name, *(_with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]
+            for name, row in result["cohorts"].items()
+        ],
+    )
+    yield (
+        f"{result['task']}: learned − other, paired, in points of J and of test accuracy",
+        (
+            "other",
+            "J, mean",
+            "J, interquartile mean",
+            "J, mean of each policy",
+            "accuracy, mean",
+            "accuracy, interquartile mean",
+        ),
+        [
+            [
+                name,
+                *(_with_interval(row["J"][kind], 100) for kind in ("mean", "iqm")),
+                "; ".join(_with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
+                *(_with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm")),
+            ]
+            for name, row in result["learned_minus"].items()
+        ],
+    )
+    yield (
+        f"{result['task']}: networks with a permanent seed in a slot, by the state of a block, in %",
+        ("slot", "block", "crippled", "healthy", "difference"),
+        [
+            [
+                row["slot"],
+                str(row["block"]),
+                *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference")),
+            ]
+            for row in result.get("growth_by_condition", ())
+        ],
+    )
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -185,7 +271,7 @@ def show(result: Mapping[str, Any]) -> None:
         print(f"left out {name}: {why}")
 
 
-# -- the page ----------------------------------------------------------------------------------------------------------------
+# -- the page ------------------------------------------------------------------------------------------------
 
 
 def intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> str:
@@ -201,56 +287,108 @@ def intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float)
     parts = []
     for at in ticks(low, high):
         css = "limit" if abs(at) < 1e-12 else "grid"
-        parts += [tag("line", css=css, x1=x(at), x2=x(at), y1=0, y2=height - 18),
-                  tag("text", escape(f"{at:g}"), x=x(at), y=height - 5, text_anchor="middle")]
+        parts += [
+            tag("line", css=css, x1=x(at), x2=x(at), y1=0, y2=height - 18),
+            tag("text", escape(f"{at:g}"), x=x(at), y=height - 5, text_anchor="middle"),
+        ]
     for i, (name, found) in enumerate(rows.items()):
         y = step * i + step / 2
         told = tag("title", escape(f"{name}: {_with_interval(found, scale)}"))
-        parts += [tag("text", escape(name), x=left - 8, y=y + 4, text_anchor="end"),
-                  tag("line", css="total", x1=x(found.low * scale), x2=x(found.high * scale), y1=y, y2=y),
-                  tag("circle", told, css="c1" if name == LEARNED else "c0", cx=x(found.value * scale), cy=y, r=4.5)]
+        parts += [
+            tag("text", escape(name), x=left - 8, y=y + 4, text_anchor="end"),
+            tag("line", css="total", x1=x(found.low * scale), x2=x(found.high * scale), y1=y, y2=y),
+            tag(
+                "circle", told, css="c1" if name == LEARNED else "c0", cx=x(found.value * scale), cy=y, r=4.5
+            ),
+        ]
     return figure(title, note, tag("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img"))
 
 
 def _figures(result: Mapping[str, Any]) -> list[str]:
-    made = [intervals(head, f"{'Mean' if kind == 'mean' else 'Interquartile mean'} over the held-out seeds, 95 % interval.",
-                      {name: row[measure][kind] for name, row in result["cohorts"].items()}, scale)
-            for measure, kind, scale, head in COLUMNS if head in FIGURES]
+    made = [
+        intervals(
+            head,
+            f"{'Mean' if kind == 'mean' else 'Interquartile mean'} over the held-out seeds, 95 % interval.",
+            {name: row[measure][kind] for name, row in result["cohorts"].items()},
+            scale,
+        )
+        for measure, kind, scale, head in COLUMNS
+        if head in FIGURES
+    ]
     if result["learned_minus"]:
-        made += [intervals(f"learned − other, {head}", "Mean of the paired differences, 95 % interval.",
-                           {name: row[measure]["mean"] for name, row in result["learned_minus"].items()}, scale)
-                 for measure, _, scale, head in COLUMNS if head in FIGURES[:2]]
-    planted = Counter((d.slot, d.epoch) for stratum in result["episodes"].get(LEARNED, ()) for p in stratum for d in p.decisions
-                      if d.op == LifecycleOp.GERMINATE.name)
+        made += [
+            intervals(
+                f"learned − other, {head}",
+                "Mean of the paired differences, 95 % interval.",
+                {name: row[measure]["mean"] for name, row in result["learned_minus"].items()},
+                scale,
+            )
+            for measure, _, scale, head in COLUMNS
+            if head in FIGURES[:2]
+        ]
+    planted = Counter(
+        (d.slot, d.epoch)
+        for stratum in result["episodes"].get(LEARNED, ())
+        for p in stratum
+        for d in p.decisions
+        if d.op == LifecycleOp.GERMINATE.name
+    )
     if planted:
         epochs = range(1, 1 + max(epoch for _, epoch in planted))
-        made.append(stacked("When and where it plants", epochs, {slot: [planted[slot, epoch] for epoch in epochs]
-                            for slot in sorted({slot for slot, _ in planted})}, note="Germinations by epoch.", x_label="epoch"))
+        made.append(
+            stacked(
+                "When and where it plants",
+                epochs,
+                {
+                    slot: [planted[slot, epoch] for epoch in epochs]
+                    for slot in sorted({slot for slot, _ in planted})
+                },
+                note="Germinations by epoch.",
+                x_label="epoch",
+            )
+        )
     return made
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return tag("div", f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>", css="wide")
+    return tag(
+        "div",
+        f"<table><tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>{body}</table>",
+        css="wide",
+    )
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
     """All of it as one HTML page that needs no network."""
-    style, script = (files("esper.karn").joinpath("assets", name).read_text(encoding="utf-8")
-                     for name in ("report.css", "report.js"))
+    style, script = (
+        files("esper.karn").joinpath("assets", name).read_text(encoding="utf-8")
+        for name in ("report.css", "report.js")
+    )
     body = ""
     for result in results:
-        said = "".join(f"<h3>{escape(title)}</h3>{_table(heads, rows)}" for title, heads, rows in tables(result) if rows)
-        left_out = "".join(tag("p", escape(f"left out {name}: {why}"), css="absent") for name, why in result["absent"].items())
-        schedule = " + ".join(f"{p['blueprint']} in {p['slot']} at epoch {p['epoch']}, {p['style'].lower()}"
-                              for p in result["schedule"] or ())
-        facts = escape(f"host of {number(result['host_params'])} parameters; fixed schedule: "
-                       f"{'none' if result['schedule'] is None else schedule or 'not to grow'}")
+        said = "".join(
+            f"<h3>{escape(title)}</h3>{_table(heads, rows)}" for title, heads, rows in tables(result) if rows
+        )
+        left_out = "".join(
+            tag("p", escape(f"left out {name}: {why}"), css="absent")
+            for name, why in result["absent"].items()
+        )
+        schedule = " + ".join(
+            f"{p['blueprint']} in {p['slot']} at epoch {p['epoch']}, {p['style'].lower()}"
+            for p in result["schedule"] or ()
+        )
+        facts = escape(
+            f"host of {number(result['host_params'])} parameters; fixed schedule: "
+            f"{'none' if result['schedule'] is None else schedule or 'not to grow'}"
+        )
         drawn = tag("div", "".join(_figures(result)), css="grid")
         body += tag("section", f"<h2>{escape(result['task'])}</h2><p>{facts}</p>{drawn}{said}{left_out}")
-    return (f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-            f"<title>proof: {escape(results[0]['task'])}</title><style>{style}</style></head><body>"
-            f"<header><h1>Proof</h1></header><main>{body}</main><script>{script}</script></body></html>\n")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>proof: {escape(results[0]['task'])}</title><style>{style}</style></head><body>"
+        f"<header><h1>Proof</h1></header><main>{body}</main><script>{script}</script></body></html>\n"
+    )
 
 
 main = reader(prove)

@@ -1,4 +1,5 @@
 """`esper report`: a run as one HTML page."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """`esper runs`: the runs below a directory, and how they stand."""
+
 from __future__ import annotations
 
 import sys
@@ -26,11 +27,23 @@ def runs(root: RunPath = Path("runs")) -> None:
             broken.append(f"unreadable: {error}")
     if not found:
         raise EsperError("\n".join(broken))
-    table = Table("run", "task", "policy", "seed", "rounds", "J", "best J", "status", "alerts", "started", box=None)
+    table = Table(
+        "run", "task", "policy", "seed", "rounds", "J", "best J", "status", "alerts", "started", box=None
+    )
     for run in sorted(found, key=lambda run: run.started):
         name = str(run.path.relative_to(root)) if run.path != root else str(root)
-        table.add_row(name, number(run.task), number(run.policy), number(run.seed), f"{run.rounds_done}/{number(run.rounds)}",
-                      number(run.objective), number(run.best), run.status, str(run.alerts), run.started)
+        table.add_row(
+            name,
+            number(run.task),
+            number(run.policy),
+            number(run.seed),
+            f"{run.rounds_done}/{number(run.rounds)}",
+            number(run.objective),
+            number(run.best),
+            run.status,
+            str(run.alerts),
+            run.started,
+        )
     console().print(table)
     for line in broken:
         print(line, file=sys.stderr)

@@ -1,4 +1,5 @@
 """`esper sql`: questions to a run, in SQL."""
+
 from __future__ import annotations
 
 import csv
@@ -16,9 +17,15 @@ from esper.leyline import EsperError
 from esper.scripts.karn import RunPath, console, reader
 
 
-def sql(run: RunPath, query: Annotated[str | None, tyro.conf.Positional] = None, /, *,
-        output: Literal["table", "csv", "json"] = "table") -> None:
-    """Ask a run in SQL (DuckDB's dialect, in memory: a query cannot change the run). Without a query, list what can be asked.
+def sql(
+    run: RunPath,
+    query: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    *,
+    output: Literal["table", "csv", "json"] = "table",
+) -> None:
+    """Ask a run in SQL (DuckDB's dialect, in memory: a query cannot change the run). Without a query, list
+    what can be asked.
 
     Args:
         run: The run directory.
@@ -53,9 +60,21 @@ def _json(value: object, option: int = 0) -> str:
 def _describe() -> None:
     """Every view; the columns that all views of events share only once."""
     shared = set.intersection(*(set(VIEWS[name].columns) for name in EVENT_VIEWS.values()))
-    context = View("every view of events", "also has these columns.", tuple(c for c in VIEWS["lifecycle"].columns if c in shared))
+    context = View(
+        "every view of events",
+        "also has these columns.",
+        tuple(c for c in VIEWS["lifecycle"].columns if c in shared),
+    )
     for view in (context, *VIEWS.values()):
-        table = Table("column", "holds", "unit", "meaning", box=None, title=f"{view.name}: {view.meaning}", title_justify="left")
+        table = Table(
+            "column",
+            "holds",
+            "unit",
+            "meaning",
+            box=None,
+            title=f"{view.name}: {view.meaning}",
+            title_justify="left",
+        )
         for column in view.columns:
             if column not in shared or view is context or view.query:
                 table.add_row(column.name, column.kind.value, column.unit, column.meaning)

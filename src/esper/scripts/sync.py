@@ -1,4 +1,5 @@
 """`esper sync`: a run's numbers for an experiment tracker."""
+
 from __future__ import annotations
 
 import sys

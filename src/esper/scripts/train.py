@@ -1,4 +1,5 @@
 """`esper train`: train a policy that grows networks, or let one decide that does not learn."""
+
 from __future__ import annotations
 
 import os
@@ -34,7 +35,8 @@ DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 class ProgressOutput:
-    """Shows a run while it goes on: a bar on a terminal, else a line per round; alerts and checkpoints as they come."""
+    """Shows a run while it goes on: a bar on a terminal, else a line per round; alerts and checkpoints as
+    they come."""
 
     wants_step_events = True  # the first epoch already shows that the run has started
 
@@ -42,11 +44,18 @@ class ProgressOutput:
         self.started = False
         self._console, self._rounds, self._alerts = console, rounds, 0
         self._seconds: list[float] = []
-        self._bar = Progress(TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"),
-                             console=console, auto_refresh=False, disable=not console.is_terminal)
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            auto_refresh=False,
+            disable=not console.is_terminal,
+        )
         self._task = self._bar.add_task("", total=rounds)
 
-    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
         if not self.started:
             self.started = True
             self._bar.start()
@@ -55,7 +64,9 @@ class ProgressOutput:
             self._show_round(data)
         elif event.event_type is TelemetryEventType.ALERT:
             self._alerts += 1
-            self._say(f"{data['severity']}: {data['message']} ({data['metric']} {data['value']:.4g}, limit {data['limit']:.4g})")
+            self._say(
+                f"{data['severity']}: {data['message']} ({data['metric']} {data['value']:.4g}, limit {data['limit']:.4g})"
+            )
         elif event.event_type is TelemetryEventType.CHECKPOINT:
             self._say(f"checkpoint {data['path']}{' (best so far)' if data['best'] else ''}")
 
@@ -68,9 +79,11 @@ class ProgressOutput:
         done = data["round_idx"] + 1
         self._seconds.append(data["seconds"])
         left = timedelta(seconds=round(fmean(self._seconds) * (self._rounds - done)))
-        facts = (f"accuracy {data['avg_accuracy']:.1f} %, committed {data['avg_committed_accuracy']:.1f} %, "
-                 f"J {data['avg_objective']:.3f}, {data['env_steps'] / done / data['seconds']:,.0f} env-steps/s, {left} left, "
-                 f"alerts {self._alerts}")
+        facts = (
+            f"accuracy {data['avg_accuracy']:.1f} %, committed {data['avg_committed_accuracy']:.1f} %, "
+            f"J {data['avg_objective']:.3f}, {data['env_steps'] / done / data['seconds']:,.0f} env-steps/s, {left} left, "
+            f"alerts {self._alerts}"
+        )
         if self._bar.disable:
             self._say(f"round {done}/{self._rounds}: {facts}")
         self._bar.update(self._task, completed=done, description=facts, refresh=True)
@@ -81,14 +94,17 @@ class ProgressOutput:
 
 @contextmanager
 def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The first SIGINT or SIGTERM asks the run to stop, a second one ends the process. Yields the signals that came."""
+    """The first SIGINT or SIGTERM asks the run to stop, a second one ends the process. Yields the signals
+    that came."""
     caught: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
         request_stop()
         signal.signal(number, before[number])
-        os.write(2, b"stopping after this epoch; once more to stop at once\n")  # print may not be called in a handler
+        os.write(
+            2, b"stopping after this epoch; once more to stop at once\n"
+        )  # print may not be called in a handler
 
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -101,14 +117,17 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def run_directory(config: TrainingConfig) -> Path:
-    """Where the run is recorded: as configured, where its checkpoint lies, or a new directory under `runs`."""
+    """Where the run is recorded: as configured, where its checkpoint lies, or a new directory under
+    `runs`."""
     if config.telemetry_dir is not None:
         return Path(config.telemetry_dir)
     if config.resume is not None:
         checkpoints = Path(config.resume).absolute().parent
         if checkpoints.name != "checkpoints":
-            raise EsperError(f"--resume {config.resume} does not lie in a run's checkpoints directory; name the run that it "
-                             "continues with --telemetry-dir")
+            raise EsperError(
+                f"--resume {config.resume} does not lie in a run's checkpoints directory; name the run that it "
+                "continues with --telemetry-dir"
+            )
         return checkpoints.parent
     for n in count(1):
         directory = Path("runs") / f"{config.task}-{config.policy}-{config.seed}-{n}"
@@ -117,7 +136,9 @@ def run_directory(config: TrainingConfig) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise EsperError(f"cannot make {directory}: {error.strerror}; choose another place with --telemetry-dir") from error
+            raise EsperError(
+                f"cannot make {directory}: {error.strerror}; choose another place with --telemetry-dir"
+            ) from error
         return directory
     raise AssertionError
 
@@ -127,8 +148,15 @@ def show_results(history: Sequence[BatchSummary]) -> None:
     table = Table("round", "accuracy", "committed", "J", "reward", "added parameters", "rollbacks")
     best = max(history, key=lambda summary: summary.mean_objective)
     for name, row in {"first": history[0], "best J": best, "last": history[-1]}.items():
-        table.add_row(f"{row.round_idx + 1} ({name})", f"{row.mean_accuracy:.1f} %", f"{row.mean_committed_accuracy:.1f} %",
-                      f"{row.mean_objective:.3f}", f"{row.mean_reward:.3f}", f"{row.mean_added_params:,.0f}", str(row.rollbacks))
+        table.add_row(
+            f"{row.round_idx + 1} ({name})",
+            f"{row.mean_accuracy:.1f} %",
+            f"{row.mean_committed_accuracy:.1f} %",
+            f"{row.mean_objective:.3f}",
+            f"{row.mean_reward:.3f}",
+            f"{row.mean_added_params:,.0f}",
+            str(row.rollbacks),
+        )
     Console().print(table)
 
 
@@ -181,7 +209,9 @@ def _records(directory: str) -> set[Path]:
 def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser("esper train", f"{__doc__} Unless told otherwise, the run is recorded in a new directory under runs.")
+    parser = make_parser(
+        "esper train", f"{__doc__} Unless told otherwise, the run is recorded in a new directory under runs."
+    )
     try:
         config, _ = parse(parser, given)
         get_task_spec(config.task)

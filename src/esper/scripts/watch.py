@@ -1,4 +1,5 @@
 """`esper watch`: a run on the terminal, live or finished."""
+
 from __future__ import annotations
 
 import sys
@@ -9,8 +10,9 @@ from esper.leyline import EsperError
 from esper.scripts.karn import RunPath, console, reader, width
 
 
-def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002  the flag's name
-    """Show a run: an overview, one env, and the policy. Elsewhere than on a terminal, print these once as plain text.
+def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002
+    """Show a run: an overview, one env, and the policy. Elsewhere than on a terminal, print these once as
+    plain text.
 
     Args:
         run: The run directory.
@@ -27,7 +29,9 @@ def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa
     try:
         from esper.karn.watch import WatchApp
     except ImportError as error:
-        raise EsperError(f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'") from error
+        raise EsperError(
+            f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'"
+        ) from error
     WatchApp(views, round_idx=round, env_id=env).run()
 
 

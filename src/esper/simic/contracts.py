@@ -1,4 +1,5 @@
 """Typed boundaries of the environment step: what is decided, what came of it, what a reward may look at."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -51,7 +52,8 @@ class ActionOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvMeasure:
-    """One network at one moment: everything that rewards and outcomes are made of. Accuracies are percentage points."""
+    """One network at one moment: everything that rewards and outcomes are made of. Accuracies are percentage
+    points."""
 
     accuracy: float
     committed_accuracy: float
@@ -71,8 +73,9 @@ class EnvMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInputs:
-    """One step of one env: the state after the previous step's tick, the action and its outcome, the state after this
-    step's tick. `before` is None where a segment begins: at the episode's start and after a rollback."""
+    """One step of one env: the state after the previous step's tick, the action and its outcome, the state
+    after this step's tick. `before` is None where a segment begins: at the episode's start and after a
+    rollback."""
 
     env_idx: int
     epoch: int

@@ -1,4 +1,6 @@
-"""What a training loop does around seeds and updates: advance a seed, find its slot, learn, react to anomalies."""
+"""What a training loop does around seeds and updates: advance a seed, find its slot, learn, react to
+anomalies."""
+
 from __future__ import annotations
 
 import math
@@ -7,7 +9,15 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from esper.leyline import EsperError, SeedStage, SlotConfig, SlotIdError, TelemetryEventType, allowed, check_number
+from esper.leyline import (
+    EsperError,
+    SeedStage,
+    SlotConfig,
+    SlotIdError,
+    TelemetryEventType,
+    allowed,
+    check_number,
+)
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics, aggregate
 from esper.simic.telemetry.emitters import emit_event
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
@@ -32,19 +42,26 @@ def advance_active_seed(model: MorphogeneticModel | NetworkRow, slot_id: str) ->
     return (model.fossilize(slot_id) if holding else model.advance(slot_id)).done
 
 
-def resolve_target_slot(slot_idx: int, *, enabled_slots: Sequence[str], slot_config: SlotConfig) -> tuple[str, int]:
-    """The slot id that an index among the enabled slots means, and its position in the network's order of slots."""
+def resolve_target_slot(
+    slot_idx: int, *, enabled_slots: Sequence[str], slot_config: SlotConfig
+) -> tuple[str, int]:
+    """The slot id that an index among the enabled slots means, and its position in the network's order of
+    slots."""
     if not 0 <= slot_idx < len(enabled_slots):
         raise SlotIdError(f"slot index {slot_idx} is out of range; {allowed(range(len(enabled_slots)))}")
     slot_id = enabled_slots[slot_idx]
     return slot_id, slot_config.index_for_slot_id(slot_id)
 
 
-def calculate_entropy_anneal_steps(total_episodes: int, batches_per_episode: int, epochs_per_batch: int,
-                                   anneal_fraction: float) -> int:
+def calculate_entropy_anneal_steps(
+    total_episodes: int, batches_per_episode: int, epochs_per_batch: int, anneal_fraction: float
+) -> int:
     """Steps until the entropy weight reaches its end: this share of all steps, rounded up."""
-    for name, value in (("total_episodes", total_episodes), ("batches_per_episode", batches_per_episode),
-                        ("epochs_per_batch", epochs_per_batch)):
+    for name, value in (
+        ("total_episodes", total_episodes),
+        ("batches_per_episode", batches_per_episode),
+        ("epochs_per_batch", epochs_per_batch),
+    ):
         check_number("entropy annealing", name, value, integer=True)
     if not 0.0 <= anneal_fraction <= 1.0:
         raise EsperError(f"entropy annealing: anneal_fraction is {anneal_fraction}, must lie in [0, 1]")
@@ -57,14 +74,23 @@ def aggregate_ppo_metrics(update_metrics: list[PPOUpdateMetrics]) -> PPOUpdateMe
     return aggregate(update_metrics)
 
 
-def run_ppo_updates(agent: PPOAgent, ppo_updates_per_batch: int, raw_states: Sequence[npt.ArrayLike | Tensor],
-                    obs_normalizer: RunningMeanStd | None, use_amp: bool, *, imitate: bool = False) -> PPOUpdateMetrics:
-    """Learn from the stored rollout, so many times, then empty it. Features are normalised by their table; a normaliser that
-    is given nonetheless takes in `raw_states` (batches [N, …]) afterwards."""
+def run_ppo_updates(
+    agent: PPOAgent,
+    ppo_updates_per_batch: int,
+    raw_states: Sequence[npt.ArrayLike | Tensor],
+    obs_normalizer: RunningMeanStd | None,
+    use_amp: bool,
+    *,
+    imitate: bool = False,
+) -> PPOUpdateMetrics:
+    """Learn from the stored rollout, so many times, then empty it. Features are normalised by their table; a
+    normaliser that is given nonetheless takes in `raw_states` (batches [N, …]) afterwards."""
     check_number("run_ppo_updates", "ppo_updates_per_batch", ppo_updates_per_batch, low=1, integer=True)
     if use_amp is not agent.config.bf16:
-        raise EsperError(f"run_ppo_updates: use_amp is {use_amp}, but the agent acts with bf16={agent.config.bf16}; "
-                         "acting and learning must agree")
+        raise EsperError(
+            f"run_ppo_updates: use_amp is {use_amp}, but the agent acts with bf16={agent.config.bf16}; "
+            "acting and learning must agree"
+        )
     steps = agent.buffer.length
     updates = []
     for _ in range(ppo_updates_per_batch):
@@ -76,12 +102,16 @@ def run_ppo_updates(agent: PPOAgent, ppo_updates_per_batch: int, raw_states: Seq
     return aggregate_ppo_metrics(updates)
 
 
-def handle_telemetry_escalation(anomaly_report: AnomalyReport, telemetry_config: TelemetryConfig) -> TelemetryLevel:
+def handle_telemetry_escalation(
+    anomaly_report: AnomalyReport, telemetry_config: TelemetryConfig
+) -> TelemetryLevel:
     """The level of the round after the reported one."""
     return telemetry_config.level_in(anomaly_report.round_idx + 1, anomaly_report.last_anomaly)
 
 
-def emit_anomaly_diagnostics(hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int) -> None:
+def emit_anomaly_diagnostics(
+    hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int
+) -> None:
     """One alert event for each alert that the round has raised."""
     for alert in anomaly_report.raised:
         emit_event(hub, TelemetryEventType.ALERT, asdict(alert), round_idx=batch_idx, epoch=epoch_idx)

@@ -1,10 +1,12 @@
 """What a policy sees: one table of features that makes the layout, the docs and the arrays.
 
-Each feature has a name, a sentence, a source and a normaliser. One that may be unmeasured is followed by a bit that says
-whether it was; the value itself is then 0 and means nothing. Everything is computed for all networks and slots at once.
+Each feature has a name, a sentence, a source and a normaliser. One that may be unmeasured is followed by a
+bit that says whether it was; the value itself is then 0 and means nothing. Everything is computed for all
+networks and slots at once.
 
 E envs, S slots.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -43,7 +45,9 @@ class FeatureInputs:
     accuracies: Array  # [E, H], NaN before the first epoch, newest last
     losses: Array  # [E, H]
     table: ReportArray  # [E, S]
-    sensors: Array  # [E, 4, S]: boundary norm, growth score, feature rank, tap ratio (NaN where there is none)
+    sensors: (
+        Array  # [E, 4, S]: boundary norm, growth score, feature rank, tap ratio (NaN where there is none)
+    )
     last_op: Array  # [E]
     last_success: Array  # [E]
 
@@ -118,11 +122,13 @@ def _stage(stage: SeedStage) -> Callable[[FeatureInputs], Array]:
 
 def _slope(values: str, window: int) -> Callable[[FeatureInputs], Array]:
     """Mean change per epoch over the window; unmeasured before there are so many epochs."""
+
     def source(x: FeatureInputs) -> Array:
         history = getattr(x, values)
         if history.shape[1] <= window:
             return np.full(len(history), np.nan)
         return (history[:, -1] - history[:, -1 - window]) / window
+
     return source
 
 
@@ -147,75 +153,198 @@ def _sensor(index: int, *, relative: bool = False) -> Callable[[FeatureInputs], 
             return values
         logs = np.log(np.maximum(np.where(np.isfinite(values), values, np.nan), 1e-12))
         return np.exp(logs - logs.mean(1, keepdims=True))
+
     return source
 
 
 BASE: tuple[Feature, ...] = (
-    Feature("progress", "share of the episode that has passed", lambda x: x.signals["epoch"] / x.signals["max_epochs"], plain),
+    Feature(
+        "progress",
+        "share of the episode that has passed",
+        lambda x: x.signals["epoch"] / x.signals["max_epochs"],
+        plain,
+    ),
     Feature("val_accuracy", "validation accuracy", _signal("val_accuracy"), percent),
     Feature("train_accuracy", "training accuracy", _signal("train_accuracy"), percent),
     Feature("best_accuracy", "best validation accuracy so far", _signal("best_accuracy"), percent),
     Feature("val_loss", "validation loss", _signal("val_loss"), log_loss),
     Feature("train_loss", "training loss", _signal("train_loss"), log_loss),
-    Feature("generalisation_gap", "training less validation accuracy",
-            lambda x: x.signals["train_accuracy"] - x.signals["val_accuracy"], points),
-    *(Feature(f"accuracy_slope_{w}", f"change of validation accuracy per epoch over {w}", _slope("accuracies", w), points, True)
-      for w in SLOPE_WINDOWS),
-    *(Feature(f"loss_slope_{w}", f"change of validation loss per epoch over {w}", _slope("losses", w),
-              lambda v: np.clip(v * 5, -3, 3), True) for w in SLOPE_WINDOWS),
-    Feature("plateau", "epochs without a gain, of ten", _signal("plateau_epochs"), lambda v: np.minimum(v, 10) / 10),
+    Feature(
+        "generalisation_gap",
+        "training less validation accuracy",
+        lambda x: x.signals["train_accuracy"] - x.signals["val_accuracy"],
+        points,
+    ),
+    *(
+        Feature(
+            f"accuracy_slope_{w}",
+            f"change of validation accuracy per epoch over {w}",
+            _slope("accuracies", w),
+            points,
+            True,
+        )
+        for w in SLOPE_WINDOWS
+    ),
+    *(
+        Feature(
+            f"loss_slope_{w}",
+            f"change of validation loss per epoch over {w}",
+            _slope("losses", w),
+            lambda v: np.clip(v * 5, -3, 3),
+            True,
+        )
+        for w in SLOPE_WINDOWS
+    ),
+    Feature(
+        "plateau",
+        "epochs without a gain, of ten",
+        _signal("plateau_epochs"),
+        lambda v: np.minimum(v, 10) / 10,
+    ),
     Feature("host_settled", "the loss has stood still once", _signal("host_stabilized"), plain),
-    Feature("incubating", "share of slots with a seed that is not yet blended",
-            _count(SeedStage.GERMINATED, SeedStage.TRAINING), plain),
+    Feature(
+        "incubating",
+        "share of slots with a seed that is not yet blended",
+        _count(SeedStage.GERMINATED, SeedStage.TRAINING),
+        plain,
+    ),
     Feature("blending", "share of slots with a blending seed", _count(SeedStage.BLENDING), plain),
     Feature("holding", "share of slots with a holding seed", _count(SeedStage.HOLDING), plain),
     Feature("fossilized", "share of slots with a fossil", _count(SeedStage.FOSSILIZED), plain),
     Feature("rent", "ln(1 + seeds' / host's parameters)", lambda x: _growth(x).sum(1), np.log1p),
     Feature("last_success", "the last action was executed", lambda x: x.last_success, plain),
-    *(Feature(f"last_{op.name.lower()}", f"the last action was {op.name}", _last_op(op), plain) for op in LifecycleOp),
+    *(
+        Feature(f"last_{op.name.lower()}", f"the last action was {op.name}", _last_op(op), plain)
+        for op in LifecycleOp
+    ),
 )
 
 SLOT: tuple[Feature, ...] = (
-    Feature("depth", "place of the slot, 0 first to 1 last",
-            lambda x: np.broadcast_to(np.linspace(0, 1, x.table.shape[1]), x.table.shape), plain),
-    *(Feature(f"stage_{stage.name.lower()}", f"stage {stage.name}", _stage(stage), plain) for stage in STAGES
-      if stage is not SeedStage.UNKNOWN),
+    Feature(
+        "depth",
+        "place of the slot, 0 first to 1 last",
+        lambda x: np.broadcast_to(np.linspace(0, 1, x.table.shape[1]), x.table.shape),
+        plain,
+    ),
+    *(
+        Feature(f"stage_{stage.name.lower()}", f"stage {stage.name}", _stage(stage), plain)
+        for stage in STAGES
+        if stage is not SeedStage.UNKNOWN
+    ),
     Feature("alpha", "how much of the seed is mixed in", _column("alpha"), plain),
-    Feature("alpha_distance", "target less alpha", lambda x: x.table["alpha_target"] - x.table["alpha"], plain),
-    Feature("time_to_target", "epochs until the ramp ends",
-            lambda x: np.maximum(x.table["alpha_steps_total"] - x.table["alpha_steps_done"], 0), lambda v: v / 8.0),
+    Feature(
+        "alpha_distance", "target less alpha", lambda x: x.table["alpha_target"] - x.table["alpha"], plain
+    ),
+    Feature(
+        "time_to_target",
+        "epochs until the ramp ends",
+        lambda x: np.maximum(x.table["alpha_steps_total"] - x.table["alpha_steps_done"], 0),
+        lambda v: v / 8.0,
+    ),
     Feature("alpha_velocity", "change of alpha per epoch", _column("alpha_velocity"), plain),
-    *(Feature(f"alpha_{mode.name.lower()}", f"alpha mode {mode.name}", _is("alpha_mode", mode), plain) for mode in AlphaMode),
-    *(Feature(f"mixes_by_{a.name.lower()}", f"operator {a.name}", _is("alpha_algorithm", a), plain) for a in AlphaAlgorithm),
+    *(
+        Feature(f"alpha_{mode.name.lower()}", f"alpha mode {mode.name}", _is("alpha_mode", mode), plain)
+        for mode in AlphaMode
+    ),
+    *(
+        Feature(f"mixes_by_{a.name.lower()}", f"operator {a.name}", _is("alpha_algorithm", a), plain)
+        for a in AlphaAlgorithm
+    ),
     Feature("tempo", "length of the first ramp", _column("tempo_epochs"), lambda v: v / 8.0),
-    Feature("stage_age", "epochs in this stage, as a share of the episode", _share_of_episode("epochs_in_stage"), plain),
-    Feature("age", "epochs since germination, as a share of the episode", _share_of_episode("epochs_total"), plain),
+    Feature(
+        "stage_age",
+        "epochs in this stage, as a share of the episode",
+        _share_of_episode("epochs_in_stage"),
+        plain,
+    ),
+    Feature(
+        "age", "epochs since germination, as a share of the episode", _share_of_episode("epochs_total"), plain
+    ),
     Feature("contribution", "accuracy lost without the seed", _column("contribution"), points, True),
-    Feature("contribution_velocity", "smoothed change of the contribution", _column("contribution_velocity"), points, True),
-    Feature("contribution_age", "epochs since it was measured, as a share of the episode",
-            _share_of_episode("contribution_age"), plain, True),
-    Feature("interaction", "what the seed gives beyond itself with the others", _column("interaction_sum"), points, True),
+    Feature(
+        "contribution_velocity",
+        "smoothed change of the contribution",
+        _column("contribution_velocity"),
+        points,
+        True,
+    ),
+    Feature(
+        "contribution_age",
+        "epochs since it was measured, as a share of the episode",
+        _share_of_episode("contribution_age"),
+        plain,
+        True,
+    ),
+    Feature(
+        "interaction",
+        "what the seed gives beyond itself with the others",
+        _column("interaction_sum"),
+        points,
+        True,
+    ),
     Feature("boost", "the strongest help from another seed", _column("boost_received"), points, True),
-    Feature("improvement", "accuracy gained since the stage began",
-            lambda x: x.table["current_accuracy"] - x.table["stage_start_accuracy"], points, True),
-    Feature("improvement_total", "accuracy gained since germination",
-            lambda x: x.table["current_accuracy"] - x.table["initial_accuracy"], points, True),
+    Feature(
+        "improvement",
+        "accuracy gained since the stage began",
+        lambda x: x.table["current_accuracy"] - x.table["stage_start_accuracy"],
+        points,
+        True,
+    ),
+    Feature(
+        "improvement_total",
+        "accuracy gained since germination",
+        lambda x: x.table["current_accuracy"] - x.table["initial_accuracy"],
+        points,
+        True,
+    ),
     Feature("gradient_norm", "norm of the seed's gradient", _column("gradient_norm"), magnitude, True),
-    Feature("gradient_ratio", "newborn to incumbent: the seed's gradient over the host's, per parameter",
-            _column("gradient_ratio"), magnitude, True),
-    Feature("gradient_health", "1 where all tensors have a sound gradient", _column("gradient_health"), plain, True),
+    Feature(
+        "gradient_ratio",
+        "newborn to incumbent: the seed's gradient over the host's, per parameter",
+        _column("gradient_ratio"),
+        magnitude,
+        True,
+    ),
+    Feature(
+        "gradient_health",
+        "1 where all tensors have a sound gradient",
+        _column("gradient_health"),
+        plain,
+        True,
+    ),
     Feature("size", "ln(1 + seed's / host's parameters)", _growth, np.log1p),
     Feature("can_advance", "the gate of the next stage is open", _column("can_advance"), plain),
     Feature("can_fossilize", "the gate to permanence is open", _column("can_fossilize"), plain),
     Feature("boundary_norm", "norm of the gradient at the slot", _sensor(0), magnitude, True),
-    Feature("boundary_norm_relative", "the same over its geometric mean of all slots", _sensor(0, relative=True),
-            magnitude, True),
+    Feature(
+        "boundary_norm_relative",
+        "the same over its geometric mean of all slots",
+        _sensor(0, relative=True),
+        magnitude,
+        True,
+    ),
     Feature("growth_score", "gradient that a silent layer here would receive", _sensor(1), magnitude, True),
-    Feature("growth_score_relative", "the same over its geometric mean of all slots", _sensor(1, relative=True),
-            magnitude, True),
-    Feature("feature_rank", "independent channels that reach the slot, as a share of all: what can be expressed so far",
-            _sensor(2), plain, True),
-    Feature("tap_ratio", "off-centre to centre taps of that gradient: is spatial reach missing", _sensor(3), magnitude, True),
+    Feature(
+        "growth_score_relative",
+        "the same over its geometric mean of all slots",
+        _sensor(1, relative=True),
+        magnitude,
+        True,
+    ),
+    Feature(
+        "feature_rank",
+        "independent channels that reach the slot, as a share of all: what can be expressed so far",
+        _sensor(2),
+        plain,
+        True,
+    ),
+    Feature(
+        "tap_ratio",
+        "off-centre to centre taps of that gradient: is spatial reach missing",
+        _sensor(3),
+        magnitude,
+        True,
+    ),
 )
 
 BASE_DIM, SLOT_DIM = (sum(f.width for f in table) for table in (BASE, SLOT))
@@ -227,20 +356,39 @@ def schema() -> str:
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def stack_inputs(signals: Sequence[TrainingSignals], table: ReportArray, sensors: Array, *, last_op: Sequence[int],
-                 last_success: Sequence[bool]) -> FeatureInputs:
+def stack_inputs(
+    signals: Sequence[TrainingSignals],
+    table: ReportArray,
+    sensors: Array,
+    *,
+    last_op: Sequence[int],
+    last_success: Sequence[bool],
+) -> FeatureInputs:
     """Signals of all envs as arrays; histories are aligned at their newest epoch."""
-    names = ("epoch", "max_epochs", "train_loss", "train_accuracy", "val_loss", "val_accuracy", "plateau_epochs",
-             "host_stabilized", "best_accuracy")
+    names = (
+        "epoch",
+        "max_epochs",
+        "train_loss",
+        "train_accuracy",
+        "val_loss",
+        "val_accuracy",
+        "plateau_epochs",
+        "host_stabilized",
+        "best_accuracy",
+    )
     columns = {name: np.array([getattr(s, name) for s in signals], np.float64) for name in names}
     longest = max(len(s.accuracy_history) for s in signals)
-    padded = [np.array([[np.nan] * (longest - len(h)) + list(h) for h in histories], np.float64)
-              for histories in ([s.accuracy_history for s in signals], [s.loss_history for s in signals])]
+    padded = [
+        np.array([[np.nan] * (longest - len(h)) + list(h) for h in histories], np.float64)
+        for histories in ([s.accuracy_history for s in signals], [s.loss_history for s in signals])
+    ]
     if sensors.shape[1] == 3:
         sensors = np.concatenate([sensors, np.full_like(sensors[:, :1], np.nan)], 1)
     if sensors.shape != (len(signals), 4, table.shape[1]):
         raise EsperError(f"sensors have shape {sensors.shape}, wanted {(len(signals), 4, table.shape[1])}")
-    return FeatureInputs(columns, padded[0], padded[1], table, sensors, np.array(last_op), np.array(last_success, np.float64))
+    return FeatureInputs(
+        columns, padded[0], padded[1], table, sensors, np.array(last_op), np.array(last_success, np.float64)
+    )
 
 
 def _encode(features: Sequence[Feature], inputs: FeatureInputs) -> Array:
@@ -258,5 +406,7 @@ def _encode(features: Sequence[Feature], inputs: FeatureInputs) -> Array:
 def batch_obs_to_features(inputs: FeatureInputs, device: torch.device | str = "cpu") -> PolicyObservation:
     """base [E, BASE_DIM], slots [E, S, SLOT_DIM], blueprint indices [E, S] (−1 where empty)."""
     return PolicyObservation(
-        base=torch.from_numpy(_encode(BASE, inputs)).to(device), slots=torch.from_numpy(_encode(SLOT, inputs)).to(device),
-        blueprints=torch.from_numpy(inputs.table["blueprint_index"].astype(np.int64)).to(device))
+        base=torch.from_numpy(_encode(BASE, inputs)).to(device),
+        slots=torch.from_numpy(_encode(SLOT, inputs)).to(device),
+        blueprints=torch.from_numpy(inputs.table["blueprint_index"].astype(np.int64)).to(device),
+    )

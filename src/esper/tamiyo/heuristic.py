@@ -1,10 +1,11 @@
-"""Rules of thumb as a policy: plant where a network that can express little would use spatial reach, or where it stands still;
-keep what contributes, prune the rest.
+"""Rules of thumb as a policy: plant where a network that can express little would use spatial reach, or where
+it stands still; keep what contributes, prune the rest.
 
 It sees what the learned policy sees, by the names of the feature table, and acts through the same interface.
 
 E envs, S slots.
 """
+
 from __future__ import annotations
 
 import math
@@ -32,12 +33,22 @@ from esper.leyline import (
 )
 from esper.tamiyo.features import BASE, SLOT, first_columns
 from esper.tamiyo.masks import blueprint_mask
-from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, Memoryless, as_step, waiting
+from esper.tamiyo.scripted import (
+    BLUEPRINT_HEAD,
+    OP_HEAD,
+    SLOT_HEAD,
+    STYLE_HEAD,
+    TEMPO_HEAD,
+    Memoryless,
+    as_step,
+    waiting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
-    """Every threshold of the rules. Those that `python -m benchmarks.tune_heuristic` found for a task ship with the package."""
+    """Every threshold of the rules. Those that `python -m benchmarks.tune_heuristic` found for a task ship
+    with the package."""
 
     blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
     """Strongest first; one that was pruned is not planted in the same network again."""
@@ -74,8 +85,19 @@ class HeuristicConfig:
         blueprint_mask(self.blueprints)
         for name in ("plateau_epochs", "max_seeds", "max_live"):
             check_number("heuristic", name, getattr(self, name), integer=True)
-        for name in ("min_progress", "max_progress", "max_rank", "rank_step", "min_tap_ratio", "strong_tap_ratio",
-                     "growth_weight", "depth_price", "fail_age", "fail_drop", "min_contribution"):
+        for name in (
+            "min_progress",
+            "max_progress",
+            "max_rank",
+            "rank_step",
+            "min_tap_ratio",
+            "strong_tap_ratio",
+            "growth_weight",
+            "depth_price",
+            "fail_age",
+            "fail_drop",
+            "min_contribution",
+        ):
             check_number("heuristic", name, getattr(self, name))
         for name, high in (("plateau_epochs", 10), ("fail_drop", 30), ("min_contribution", 30)):
             if getattr(self, name) > high:  # where the features end
@@ -104,7 +126,9 @@ class Heuristic(Memoryless):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._pruned = [set(names) for names in state["pruned"]]
 
-    def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
+    def act(
+        self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
+    ) -> PolicyStep:
         if len(masks.op) != len(self._pruned):
             raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._pruned)}")
         actions = waiting(len(masks.op))
@@ -112,11 +136,22 @@ class Heuristic(Memoryless):
         legal, offered = masks.slot_by_op.cpu(), masks.blueprint.cpu()
         wanted = self._wanted_slots(base, slots, legal[:, OP_GERMINATE])
         for env, slot in enumerate(wanted.tolist()):
-            names = [n for n in self.config.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]]
+            names = [
+                n
+                for n in self.config.blueprints
+                if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]
+            ]
             if slot >= 0 and names:
-                strong = math.exp(4 * float(slots[env, slot, SLOT_COLUMN["tap_ratio"]])) >= self.config.strong_tap_ratio
+                strong = (
+                    math.exp(4 * float(slots[env, slot, SLOT_COLUMN["tap_ratio"]]))
+                    >= self.config.strong_tap_ratio
+                )
                 name = names[0] if strong else names[min(1, len(names) - 1)]
-                heads = STANDARD_HEADS | {SLOT_HEAD: slot, BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name], OP_HEAD: OP_GERMINATE}
+                heads = STANDARD_HEADS | {
+                    SLOT_HEAD: slot,
+                    BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name],
+                    OP_HEAD: OP_GERMINATE,
+                }
                 actions[env, list(heads)] = torch.tensor(list(heads.values()))
             elif (choice := self._tend(slots[env], legal[env])) is not None:
                 slot, op = choice
@@ -131,11 +166,18 @@ class Heuristic(Memoryless):
         progress, plateau = base[:, BASE_COLUMN["progress"]], base[:, BASE_COLUMN["plateau"]] * 10
         live = slots[..., LIVE].sum((1, 2))
         seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
-        may = ((progress >= config.min_progress) & (progress <= config.max_progress) & (live < config.max_live)
-               & (seeds < config.max_seeds)
-               & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank * config.rank_step ** seeds))
+        may = (
+            (progress >= config.min_progress)
+            & (progress <= config.max_progress)
+            & (live < config.max_live)
+            & (seeds < config.max_seeds)
+            & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank * config.rank_step**seeds)
+        )
         still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
-        taps, measured = slots[..., SLOT_COLUMN["tap_ratio"]] * 4, slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
+        taps, measured = (
+            slots[..., SLOT_COLUMN["tap_ratio"]] * 4,
+            slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0,
+        )
         blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))
         growth = slots[..., SLOT_COLUMN["growth_score"]] * 4
         score = taps + config.growth_weight * growth - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
@@ -151,8 +193,11 @@ class Heuristic(Memoryless):
         dropped = slots[:, SLOT_COLUMN["improvement"]] * 10 < -self.config.fail_drop
         failing = dropped & (slots[:, SLOT_COLUMN["stage_age"]] >= self.config.fail_age) & ~holding
         useful = contribution >= self.config.min_contribution
-        for op, wanted in ((OP_FOSSILIZE, holding & measured & useful), (OP_PRUNE, (holding & measured & ~useful) | failing),
-                           (OP_ADVANCE, ~failing)):
+        for op, wanted in (
+            (OP_FOSSILIZE, holding & measured & useful),
+            (OP_PRUNE, (holding & measured & ~useful) | failing),
+            (OP_ADVANCE, ~failing),
+        ):
             found = (legal[op] & wanted).nonzero()
             if len(found):
                 return int(found[0]), op

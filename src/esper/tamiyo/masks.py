@@ -2,6 +2,7 @@
 
 E envs, S slots.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -48,8 +49,14 @@ class SlotStates:
 def build_slot_states(reports: ReportArray) -> SlotStates:
     """Read the legality bits of stacked reports [E, S]."""
     cooling = np.isin(reports["stage"], (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING))
-    return SlotStates(reports["occupied"], reports["can_advance"], reports["can_fossilize"], reports["can_retarget"],
-                      reports["can_prune"], reports["occupied"] & ~cooling)
+    return SlotStates(
+        reports["occupied"],
+        reports["can_advance"],
+        reports["can_fossilize"],
+        reports["can_retarget"],
+        reports["can_prune"],
+        reports["occupied"] & ~cooling,
+    )
 
 
 def blueprint_mask(blueprints: Sequence[str]) -> Bools:
@@ -66,7 +73,8 @@ def blueprint_mask(blueprints: Sequence[str]) -> Bools:
 
 
 def compute_action_masks(states: SlotStates, blueprints: Bools, *, max_seeds: int = 0) -> ActionMasks:
-    """Masks of all heads. `max_seeds` 0 means no limit. ADVANCE and FOSSILIZE are offered only where the gate is open."""
+    """Masks of all heads. `max_seeds` 0 means no limit. ADVANCE and FOSSILIZE are offered only where the gate
+    is open."""
     envs, slots = states.occupied.shape
     by_op = np.zeros((envs, len(LifecycleOp), slots), bool)
     by_op[:, OP_WAIT] = True
@@ -76,7 +84,14 @@ def compute_action_masks(states: SlotStates, blueprints: Bools, *, max_seeds: in
     by_op[:, OP_PRUNE] = states.can_prune
     by_op[:, OP_FOSSILIZE] = states.can_fossilize
     by_op[:, OP_ADVANCE] = states.can_advance
-    free = {name: torch.ones(envs, len(enum), dtype=torch.bool) for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True)
-            if enum is not None and name not in ("op", "blueprint")}
-    return ActionMasks(op=torch.from_numpy(by_op.any(2)), slot_by_op=torch.from_numpy(by_op),
-                       blueprint=torch.from_numpy(np.tile(blueprints, (envs, 1))), **free)
+    free = {
+        name: torch.ones(envs, len(enum), dtype=torch.bool)
+        for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True)
+        if enum is not None and name not in ("op", "blueprint")
+    }
+    return ActionMasks(
+        op=torch.from_numpy(by_op.any(2)),
+        slot_by_op=torch.from_numpy(by_op),
+        blueprint=torch.from_numpy(np.tile(blueprints, (envs, 1))),
+        **free,
+    )

@@ -1,8 +1,8 @@
 """The policy's network: shared slot encoder, pooled trunk, LSTM, autoregressive heads and a value tower.
 
-Shapes: E envs, T steps, S slots, H hidden size, G slot encoding size. No weight depends on E, T or S. The network turns
-observations into logits and values; masks, probabilities and sampling belong to the policy.
-"""
+Shapes: E envs, T steps, S slots, H hidden size, G slot encoding size. No weight depends on E, T or S. The
+network turns observations into logits and values; masks, probabilities and sampling belong to the policy."""
+
 from __future__ import annotations
 
 import math
@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import HEAD_ENUMS, HEAD_NAMES, RELEVANCE, BlueprintAction, LifecycleOp, PolicyObservation, ShapeError
+from esper.leyline import (
+    HEAD_ENUMS,
+    HEAD_NAMES,
+    RELEVANCE,
+    BlueprintAction,
+    LifecycleOp,
+    PolicyObservation,
+    ShapeError,
+)
 
 Hidden = tuple[Tensor, Tensor]
 """LSTM state before a step: h and c, each [E, H]."""
@@ -24,10 +32,16 @@ ARCHITECTURE = ("base_dim", "slot_dim", "hidden", "slot_hidden", "blueprint_dim"
 """The sizes that make a network; weight files carry them."""
 
 
-PATIENCE = {LifecycleOp.WAIT: 1.5, LifecycleOp.GERMINATE: 0.0, LifecycleOp.SET_ALPHA_TARGET: -2.0, LifecycleOp.PRUNE: -2.0,
-            LifecycleOp.FOSSILIZE: 2.5, LifecycleOp.ADVANCE: 2.5}
-"""Log-odds under which most seeds that are planted are also brought to their end. Under uniform odds nine of ten are pruned
-before that, and a policy has hardly anything to learn growth from."""
+PATIENCE = {
+    LifecycleOp.WAIT: 1.5,
+    LifecycleOp.GERMINATE: 0.0,
+    LifecycleOp.SET_ALPHA_TARGET: -2.0,
+    LifecycleOp.PRUNE: -2.0,
+    LifecycleOp.FOSSILIZE: 2.5,
+    LifecycleOp.ADVANCE: 2.5,
+}
+"""Log-odds under which most seeds that are planted are also brought to their end. Under uniform odds nine of
+ten are pruned before that, and a policy has hardly anything to learn growth from."""
 
 
 class ParameterBlock(NamedTuple):
@@ -39,8 +53,11 @@ class ParameterBlock(NamedTuple):
 
 
 PARAMETER_BLOCKS = tuple(
-    ParameterBlock(op, head, len(enum)) for head, enum in enumerate(HEAD_ENUMS) for op in range(NUM_OPS)
-    if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head])
+    ParameterBlock(op, head, len(enum))
+    for head, enum in enumerate(HEAD_ENUMS)
+    for op in range(NUM_OPS)
+    if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head]
+)
 """In the order of their logits: every op has its own logits for every parameter that it uses."""
 
 
@@ -69,8 +86,16 @@ class TamiyoNetwork(nn.Module):
     slot_sight: Tensor  # [slot_dim]
     recall: Tensor  # 0 where it forgets
 
-    def __init__(self, base_dim: int, slot_dim: int, *, hidden: int = 128, slot_hidden: int = 64, blueprint_dim: int = 8,
-                 memory_horizon: int = 64) -> None:
+    def __init__(
+        self,
+        base_dim: int,
+        slot_dim: int,
+        *,
+        hidden: int = 128,
+        slot_hidden: int = 64,
+        blueprint_dim: int = 8,
+        memory_horizon: int = 64,
+    ) -> None:
         """`memory_horizon`: the longest time, in steps, that the LSTM's forget gates span at birth."""
         super().__init__()
         self.bf16 = False
@@ -81,12 +106,18 @@ class TamiyoNetwork(nn.Module):
         self.blueprint_embedding = nn.Embedding(len(BlueprintAction) + 1, blueprint_dim)
         nn.init.normal_(self.blueprint_embedding.weight, std=0.3)
         self.slot_encoder = nn.Sequential(
-            _linear(slot_dim + blueprint_dim, slot_hidden), nn.LayerNorm(slot_hidden), nn.ReLU(),
-            _linear(slot_hidden, slot_hidden), nn.ReLU(),
+            _linear(slot_dim + blueprint_dim, slot_hidden),
+            nn.LayerNorm(slot_hidden),
+            nn.ReLU(),
+            _linear(slot_hidden, slot_hidden),
+            nn.ReLU(),
         )
         self.trunk = nn.Sequential(
-            _linear(base_dim + 2 * slot_hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(),
-            _linear(hidden, hidden), nn.LayerNorm(hidden),
+            _linear(base_dim + 2 * slot_hidden, hidden),
+            nn.LayerNorm(hidden),
+            nn.ReLU(),
+            _linear(hidden, hidden),
+            nn.LayerNorm(hidden),
         )
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
         self.memory_norm = nn.LayerNorm(hidden)
@@ -97,7 +128,9 @@ class TamiyoNetwork(nn.Module):
         self.parameter_key = _linear(slot_hidden, hidden)
         self.parameter_query = _linear(hidden, hidden, bias=False)
         self.parameter_out = _linear(hidden, sum(block.choices for block in PARAMETER_BLOCKS), small)
-        self.value_tower = nn.Sequential(_linear(hidden, hidden), nn.ReLU(), _linear(hidden, hidden // 2), nn.ReLU())
+        self.value_tower = nn.Sequential(
+            _linear(hidden, hidden), nn.ReLU(), _linear(hidden, hidden // 2), nn.ReLU()
+        )
         self.value_out = _linear(hidden // 2, 1, 0.1)
         self.register_buffer("relevance", torch.tensor(RELEVANCE), persistent=False)
         self.register_buffer("value_mean", torch.zeros(()))
@@ -108,7 +141,8 @@ class TamiyoNetwork(nn.Module):
         self._init_memory(hidden, memory_horizon)
 
     def _init_memory(self, hidden: int, horizon: int) -> None:
-        """Orthogonal gates; forget biases spread so that cell k remembers for 1 … horizon steps (chrono initialisation)."""
+        """Orthogonal gates; forget biases spread so that cell k remembers for 1 … horizon steps (chrono
+        initialisation)."""
         forget = torch.linspace(1.0, max(horizon - 1.0, 1.0), hidden).log()
         for name, parameter in self.lstm.named_parameters():
             if name.startswith("weight"):
@@ -121,14 +155,16 @@ class TamiyoNetwork(nn.Module):
 
     @torch.no_grad()
     def prefer(self, strength: float) -> None:
-        """Start from a patient gardener: odds of each operation shifted by `strength` times its entry in PATIENCE."""
+        """Start from a patient gardener: odds of each operation shifted by `strength` times its entry in
+        PATIENCE."""
         last = self.op_head[-1]
         assert isinstance(last, nn.Linear)
         last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
 
     @torch.no_grad()
     def deprive(self, base: Sequence[int], slot: Sequence[int], *, memory: bool) -> None:
-        """Take from the network what these features say, and its memory if it is to have none; files carry it."""
+        """Take from the network what these features say, and its memory if it is to have none; files carry
+        it."""
         self.base_sight[list(base)] = 0.0
         self.slot_sight[list(slot)] = 0.0
         self.recall.fill_(float(memory))
@@ -141,11 +177,17 @@ class TamiyoNetwork(nn.Module):
         """Read whole sequences: obs parts [E, T, …], hidden before the first step, reset flags [E, T]."""
         for name, size, part in (("base", "base_dim", obs.base), ("slots", "slot_dim", obs.slots)):
             if part.shape[-1] != self.architecture[size]:
-                raise ShapeError(f"observation.{name} has {part.shape[-1]} features; the network reads {self.architecture[size]}")
+                raise ShapeError(
+                    f"observation.{name} has {part.shape[-1]} features; the network reads {self.architecture[size]}"
+                )
         with self._precision():
-            blueprint = self.blueprint_embedding(torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints))
+            blueprint = self.blueprint_embedding(
+                torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints)
+            )
             slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, blueprint], dim=-1))
-            x = self.trunk(torch.cat([obs.base * self.base_sight, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1))
+            x = self.trunk(
+                torch.cat([obs.base * self.base_sight, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1)
+            )
             memory, hidden = self.unroll(x, hidden, reset)
             return Features(x + self.recall * self.memory_norm(memory), slots), hidden
 
@@ -153,7 +195,8 @@ class TamiyoNetwork(nn.Module):
         return torch.autocast(self.value_mean.device.type, dtype=torch.bfloat16, enabled=self.bf16)
 
     def unroll(self, x: Tensor, hidden: Hidden, reset: Tensor) -> tuple[Tensor, Hidden]:
-        """LSTM over [E, T, H]; an env's state is zeroed before each step whose flag is set. One call per reset-free stretch."""
+        """LSTM over [E, T, H]; an env's state is zeroed before each step whose flag is set. One call per
+        reset-free stretch."""
         steps = x.shape[1]
         cuts = [0, *(t + 1 for t, cut in enumerate(reset[:, 1:].any(dim=0).tolist()) if cut), steps]
         h, c = hidden
@@ -173,15 +216,21 @@ class TamiyoNetwork(nn.Module):
             return self.op_head(features.context).float()
 
     def slot_logits(self, features: Features) -> Tensor:
-        """[E, T, 6, S]: each op's weights of the last layer are its embedding, matched against every slot in context."""
+        """[E, T, 6, S]: each op's weights of the last layer are its embedding, matched against every slot in
+        context."""
         with self._precision():
-            joint = torch.relu(self.slot_key(features.slots) + self.slot_query(features.context).unsqueeze(-2))
+            joint = torch.relu(
+                self.slot_key(features.slots) + self.slot_query(features.context).unsqueeze(-2)
+            )
             return self.slot_score(joint).float().transpose(-1, -2)
 
     def parameter_logits(self, context: Tensor, slot: Tensor) -> Tensor:
-        """[…, logits] for a slot's encoding […, G] in its context […, H]; PARAMETER_BLOCKS says whose logit is where."""
+        """[…, logits] for a slot's encoding […, G] in its context […, H]; PARAMETER_BLOCKS says whose logit
+        is where."""
         with self._precision():
-            return self.parameter_out(torch.relu(self.parameter_key(slot) + self.parameter_query(context))).float()
+            return self.parameter_out(
+                torch.relu(self.parameter_key(slot) + self.parameter_query(context))
+            ).float()
 
     def normalized_value(self, features: Features) -> Tensor:
         """[E, T], in units of PopArt's statistics."""

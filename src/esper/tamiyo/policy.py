@@ -1,28 +1,27 @@
 """The learned policy: one factored, masked, autoregressive distribution, used alike to act and to evaluate.
 
-    π(a | s) = π(op) · π(slot | op) · Π π(parameter | op, slot),    each factor (1 − ε)·softmax + ε·uniform over what is legal
+π(a | s) = π(op) · π(slot | op) · Π π(parameter | op, slot),    each factor (1 − ε)·softmax + ε·uniform over
+what is legal
 
-Shapes: E envs, T steps, S slots, H hidden size; actions are [..., 8] in head order. Probabilities are float32 whatever
-precision the network ran in. Nothing here draws random numbers: the caller brings one uniform number per env and head, so
-that an env's actions depend neither on other envs nor on how many there are.
-"""
+Shapes: E envs, T steps, S slots, H hidden size; actions are [..., 8] in head order. Probabilities are float32
+whatever precision the network ran in. Nothing here draws random numbers: the caller brings one uniform number
+per env and head, so that an env's actions depend neither on other envs nor on how many there are."""
+
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from esper._archive import load_tensors, read_archive, require_equal, require_fields, write_archive
 from esper.leyline import (
     HEAD_ENUMS,
     HEAD_NAMES,
@@ -35,19 +34,19 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     ShapeError,
-    StructureError,
     head_sizes,
     stream_seed,
 )
-from esper.leyline.files import write_atomic
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
 EXACT_ENTROPY_SLOTS = 10
-"""Up to this many slots the entropy of the parameters is an exact expectation; above, its value at the sampled slot."""
+"""Up to this many slots the entropy of the parameters is an exact expectation; above, its value at the
+sampled slot."""
 ROW_MULTIPLE = 16
-"""`act` pads its batch to a multiple of this many envs. Matrix kernels choose their summation order by the number of rows;
-padded so, every row comes out bit-identical however many envs run (measured for 1 to 256 envs; multiples of 8 suffice)."""
+"""`act` pads its batch to a multiple of this many envs. Matrix kernels choose their summation order by the
+number of rows; padded so, every row comes out bit-identical however many envs run (measured for 1 to 256
+envs; multiples of 8 suffice)."""
 
 _Batch = TypeVar("_Batch", PolicyObservation, ActionMasks)
 _RELEVANCE = torch.tensor(RELEVANCE)
@@ -56,11 +55,14 @@ _BLOCK_SIZES = [block.choices for block in PARAMETER_BLOCKS]
 
 
 class _Layout(NamedTuple):
-    """Where the parameter heads' entries are. An entry is one logit of one block: one choice of one head under one op."""
+    """Where the parameter heads' entries are. An entry is one logit of one block: one choice of one head
+    under one op."""
 
     mask_index: Tensor  # [entries], into the parameter masks laid end to end
     block_index: Tensor  # [entries]
-    in_block: Tensor  # [entries, blocks], 1 where the entry belongs to the block: a matrix product sums over blocks
+    in_block: (
+        Tensor  # [entries, blocks], 1 where the entry belongs to the block: a matrix product sums over blocks
+    )
     block_op: Tensor  # [blocks]
     block_head: Tensor  # [blocks, heads], 1 where the block belongs to the head
     start: Tensor  # [6 ops, heads], first entry; 0 where the op does not use the head
@@ -68,7 +70,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def build(cls) -> _Layout:
-        sizes = head_sizes(1)[SLOT + 1:OP]
+        sizes = head_sizes(1)[SLOT + 1 : OP]
         mask_start = [sum(sizes[:h]) for h in range(_NUM_PARAMETERS)]
         start = torch.zeros(NUM_OPS, _NUM_PARAMETERS, dtype=torch.int64)
         mask_index: list[int] = []
@@ -78,9 +80,15 @@ class _Layout(NamedTuple):
             mask_index += range(mask_start[head], mask_start[head] + block.choices)
         block_index = torch.arange(len(PARAMETER_BLOCKS)).repeat_interleave(torch.tensor(_BLOCK_SIZES))
         heads = torch.tensor([block.head - SLOT - 1 for block in PARAMETER_BLOCKS])
-        return cls(torch.tensor(mask_index), block_index, one_hot(block_index).float(),
-                   torch.tensor([block.op for block in PARAMETER_BLOCKS]), one_hot(heads).float(), start,
-                   torch.arange(max(sizes)) >= torch.tensor(sizes)[:, None])
+        return cls(
+            torch.tensor(mask_index),
+            block_index,
+            one_hot(block_index).float(),
+            torch.tensor([block.op for block in PARAMETER_BLOCKS]),
+            one_hot(heads).float(),
+            start,
+            torch.arange(max(sizes)) >= torch.tensor(sizes)[:, None],
+        )
 
     def to(self, device: torch.device) -> _Layout:
         return _Layout(*(t.to(device) for t in self))
@@ -99,8 +107,11 @@ def map_tensors(batch: _Batch, function: Callable[[Tensor], Tensor]) -> _Batch:
 
 
 def action_uniforms(root: int, episode: int, envs: Sequence[int], steps: int) -> Tensor:
-    """[E, steps, 8] uniform numbers in [0, 1) from each env's own counter-based stream, for one episode of acting."""
-    streams = [np.random.Generator(np.random.Philox(stream_seed(root, "action", episode, env))) for env in envs]
+    """[E, steps, 8] uniform numbers in [0, 1) from each env's own counter-based stream, for one episode of
+    acting."""
+    streams = [
+        np.random.Generator(np.random.Philox(stream_seed(root, "action", episode, env))) for env in envs
+    ]
     return torch.from_numpy(np.stack([stream.random((steps, NUM_HEADS)) for stream in streams]))
 
 
@@ -120,27 +131,33 @@ def has_choice(masks: ActionMasks) -> Tensor:
 
 def check_masks(masks: ActionMasks) -> None:
     """Raise unless every env has a legal op and every legal op can be completed."""
-    missing = masks.op.unsqueeze(-1) & _RELEVANCE.to(masks.op.device) & (option_counts(masks) == 0)  # [E, 6, 8]
+    missing = (
+        masks.op.unsqueeze(-1) & _RELEVANCE.to(masks.op.device) & (option_counts(masks) == 0)
+    )  # [E, 6, 8]
     stuck = ~masks.op.any(-1)
     if stuck.any():
         raise EmptyMaskError(f"env {stuck.nonzero()[0, 0].item()}: no op is allowed; WAIT must always be")
     if missing.any():
         env, op, head = missing.nonzero()[0].tolist()
-        raise EmptyMaskError(f"env {env}: op {OP_NAMES[op]} is allowed, but no value of its head {HEAD_NAMES[head]!r} is")
+        raise EmptyMaskError(
+            f"env {env}: op {OP_NAMES[op]} is allowed, but no value of its head {HEAD_NAMES[head]!r} is"
+        )
 
 
 def _mix(log_softmax: Tensor, count: Tensor, mask: Tensor, epsilon: Tensor) -> Tensor:
     # Fill before mixing: the gradient of logaddexp(−inf, −inf) is NaN, and a fill lets none through.
     softmax = log_softmax.masked_fill(~mask, 0.0) + torch.log1p(-epsilon)
     mixed = torch.logaddexp(softmax, (epsilon / count).log())
-    return mixed.masked_fill(count == 1, 0.0).masked_fill(~mask, -torch.inf)  # a forced choice is certain to the last bit
+    return mixed.masked_fill(count == 1, 0.0).masked_fill(
+        ~mask, -torch.inf
+    )  # a forced choice is certain to the last bit
 
 
 def mixture_log_probs(logits: Tensor, mask: Tensor, epsilon: Tensor) -> Tensor:
     """log((1 − ε)·softmax + ε·uniform) over the legal entries, exactly −inf elsewhere; `epsilon` [..., 1].
 
-    A row without a legal entry is treated as all legal: it belongs to an op that is not legal, whose weight is 0.
-    """
+    A row without a legal entry is treated as all legal: it belongs to an op that is not legal, whose weight
+    is 0."""
     mask = mask | ~mask.any(-1, keepdim=True)
     log_softmax = logits.masked_fill(~mask, -torch.inf).log_softmax(-1)
     return _mix(log_softmax, mask.sum(-1, keepdim=True), mask, epsilon)
@@ -161,7 +178,8 @@ def _choose(log_probs: Tensor, uniform: Tensor | None) -> Tensor:
     if uniform is None:
         return log_probs.argmax(-1)
     cdf = log_probs.double().exp().cumsum(-1)
-    # Below 1 by more than rounding, so that u·total < total and the first entry above it has positive probability.
+    # Below 1 by more than rounding, so that u·total < total and the first entry above it has positive
+    # probability.
     threshold = uniform.double().clamp(max=1 - 2.0**-24).unsqueeze(-1) * cdf[..., -1:]
     return (cdf <= threshold).sum(-1)
 
@@ -169,27 +187,46 @@ def _choose(log_probs: Tensor, uniform: Tensor | None) -> Tensor:
 class ActionDistribution:
     """π(· | s) for a batch of states with any leading shape."""
 
-    def __init__(self, network: TamiyoNetwork, features: Features, masks: ActionMasks, epsilon: Tensor) -> None:
+    def __init__(
+        self, network: TamiyoNetwork, features: Features, masks: ActionMasks, epsilon: Tensor
+    ) -> None:
         self._network, self._features, self._layout = network, features, _LAYOUT.to(epsilon.device)
         self._epsilon = epsilon.unsqueeze(-1)
-        self.op_log_probs = mixture_log_probs(network.op_logits(features), masks.op, self._epsilon)  # [..., 6]
+        self.op_log_probs = mixture_log_probs(
+            network.op_logits(features), masks.op, self._epsilon
+        )  # [..., 6]
         self.slot_log_probs = mixture_log_probs(
-            network.slot_logits(features), masks.slot_by_op, self._epsilon.unsqueeze(-1))  # [..., 6, S]
-        mask = torch.cat([getattr(masks, name) for name in HEAD_NAMES[SLOT + 1:OP]], dim=-1)[..., self._layout.mask_index]
-        self._count = (mask.float() @ self._layout.in_block)[..., self._layout.block_index]  # legal entries of the same block
+            network.slot_logits(features), masks.slot_by_op, self._epsilon.unsqueeze(-1)
+        )  # [..., 6, S]
+        mask = torch.cat([getattr(masks, name) for name in HEAD_NAMES[SLOT + 1 : OP]], dim=-1)[
+            ..., self._layout.mask_index
+        ]
+        self._count = (mask.float() @ self._layout.in_block)[
+            ..., self._layout.block_index
+        ]  # legal entries of the same block
         self._mask = mask | (self._count == 0)  # as in mixture_log_probs
 
-    def _parameters(self, context: Tensor, slot: Tensor, mask: Tensor, count: Tensor, epsilon: Tensor) -> Tensor:
-        """[..., entries]: log-probs of every parameter under every op that uses it, at the slot with this encoding."""
+    def _parameters(
+        self, context: Tensor, slot: Tensor, mask: Tensor, count: Tensor, epsilon: Tensor
+    ) -> Tensor:
+        """[..., entries]: log-probs of every parameter under every op that uses it, at the slot with this
+        encoding."""
         logits = self._network.parameter_logits(context, slot).masked_fill(~mask, -torch.inf)
-        log_softmax = torch.cat([block.log_softmax(-1) for block in logits.split(_BLOCK_SIZES, dim=-1)], dim=-1)
+        log_softmax = torch.cat(
+            [block.log_softmax(-1) for block in logits.split(_BLOCK_SIZES, dim=-1)], dim=-1
+        )
         return _mix(log_softmax, count.clamp(min=1), mask, epsilon)
 
     def _parameters_at(self, slot: Tensor) -> Tensor:
         encoding = self._features.slots
         index = slot[..., None, None].expand(*slot.shape, 1, encoding.shape[-1])
-        return self._parameters(self._features.context, encoding.gather(-2, index).squeeze(-2), self._mask, self._count,
-                                self._epsilon)
+        return self._parameters(
+            self._features.context,
+            encoding.gather(-2, index).squeeze(-2),
+            self._mask,
+            self._count,
+            self._epsilon,
+        )
 
     def _slots_given(self, op: Tensor) -> Tensor:
         """[..., S]"""
@@ -197,50 +234,70 @@ class ActionDistribution:
         return self.slot_log_probs.gather(-2, index).squeeze(-2)
 
     def sample(self, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions and their log-probs, each [..., 8], from uniform numbers [..., 8] in head order; None gives the modes."""
-        u_slot, u_parameters, u_op = (None, None, None) if uniforms is None else (
-            uniforms[..., SLOT], uniforms[..., SLOT + 1:OP], uniforms[..., OP])
+        """Actions and their log-probs, each [..., 8], from uniform numbers [..., 8] in head order; None gives
+        the modes."""
+        u_slot, u_parameters, u_op = (
+            (None, None, None)
+            if uniforms is None
+            else (uniforms[..., SLOT], uniforms[..., SLOT + 1 : OP], uniforms[..., OP])
+        )
         op = _choose(self.op_log_probs, u_op)
         slot = _choose(self._slots_given(op), u_slot)
         entries = self._parameters_at(slot)
         heads, widest = self._layout.beyond.shape
         index = self._layout.start[op].unsqueeze(-1) + torch.arange(widest, device=op.device)
-        by_head = entries.gather(-1, index.clamp(max=entries.shape[-1] - 1).flatten(-2)).unflatten(-1, (heads, widest))
+        by_head = entries.gather(-1, index.clamp(max=entries.shape[-1] - 1).flatten(-2)).unflatten(
+            -1, (heads, widest)
+        )
         parameters = _choose(by_head.masked_fill(self._layout.beyond, -torch.inf), u_parameters)
         actions = torch.cat([slot.unsqueeze(-1), parameters, op.unsqueeze(-1)], dim=-1)
-        actions = torch.where(self._network.relevance[op], actions, torch.tensor(IRRELEVANT_VALUES, device=op.device))
+        actions = torch.where(
+            self._network.relevance[op], actions, torch.tensor(IRRELEVANT_VALUES, device=op.device)
+        )
         return actions, self._log_probs(actions, entries)
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """[..., 8]: log-prob of each head's choice, exactly 0 where the head is irrelevant; the joint is the sum."""
+        """[..., 8]: log-prob of each head's choice, exactly 0 where the head is irrelevant; the joint is the
+        sum."""
         return self._log_probs(actions, self._parameters_at(actions[..., SLOT]))
 
     def _log_probs(self, actions: Tensor, entries: Tensor) -> Tensor:
         op = actions[..., OP]
-        slot = self._slots_given(op).gather(-1, actions[..., SLOT:SLOT + 1])
-        parameters = entries.gather(-1, self._layout.start[op] + actions[..., SLOT + 1:OP])
+        slot = self._slots_given(op).gather(-1, actions[..., SLOT : SLOT + 1])
+        parameters = entries.gather(-1, self._layout.start[op] + actions[..., SLOT + 1 : OP])
         by_head = torch.cat([slot, parameters, self.op_log_probs.gather(-1, op.unsqueeze(-1))], dim=-1)
         return torch.where(self._network.relevance[op], by_head, 0.0)
 
     def entropies(self, actions: Tensor) -> Tensor:
         """[..., 8]: each head's share of the joint entropy by the chain rule; the sum is H(π).
 
-        Σ_op π(op) Σ_slot π(slot | op) H(parameter | op, slot) is exact up to EXACT_ENTROPY_SLOTS slots; above, each
-        parameter's share is its entropy at the op and slot of `actions`. Gradients reach each factor through its own entropy
-        alone: that an op has many parameters to be unsure of is no reason to choose it.
-        """
+        Σ_op π(op) Σ_slot π(slot | op) H(parameter | op, slot) is exact up to EXACT_ENTROPY_SLOTS slots;
+        above, each parameter's share is its entropy at the op and slot of `actions`. Gradients reach each
+        factor through its own entropy alone: that an op has many parameters to be unsure of is no reason to
+        choose it."""
         op_probs = self.op_log_probs.exp().detach()
-        slot = (op_probs * self._network.relevance[:, SLOT] * categorical_entropy(self.slot_log_probs)).sum(-1)
+        slot = (op_probs * self._network.relevance[:, SLOT] * categorical_entropy(self.slot_log_probs)).sum(
+            -1
+        )
         if self.slot_log_probs.shape[-1] > EXACT_ENTROPY_SLOTS:
-            of_block = _summand(self._parameters_at(actions[..., SLOT])) @ self._layout.in_block  # [..., blocks]
+            of_block = (
+                _summand(self._parameters_at(actions[..., SLOT])) @ self._layout.in_block
+            )  # [..., blocks]
             parameters = (of_block * (self._layout.block_op == actions[..., OP:])) @ self._layout.block_head
         else:
-            entries = self._parameters(self._features.context.unsqueeze(-2), self._features.slots, self._mask.unsqueeze(-2),
-                                       self._count.unsqueeze(-2), self._epsilon.unsqueeze(-2))  # [..., S, entries]
+            entries = self._parameters(
+                self._features.context.unsqueeze(-2),
+                self._features.slots,
+                self._mask.unsqueeze(-2),
+                self._count.unsqueeze(-2),
+                self._epsilon.unsqueeze(-2),
+            )  # [..., S, entries]
             reach = op_probs.unsqueeze(-1) * self.slot_log_probs.exp().detach()  # [..., 6, S]
             of_block = (_summand(entries) @ self._layout.in_block).transpose(-1, -2)  # [..., blocks, S]
             parameters = (reach[..., self._layout.block_op, :] * of_block).sum(-1) @ self._layout.block_head
-        return torch.cat([slot.unsqueeze(-1), parameters, categorical_entropy(self.op_log_probs).unsqueeze(-1)], dim=-1)
+        return torch.cat(
+            [slot.unsqueeze(-1), parameters, categorical_entropy(self.op_log_probs).unsqueeze(-1)], dim=-1
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +321,8 @@ class RecurrentPolicy:
     """Acts for a batch of envs and evaluates stored sequences, with one network and one distribution."""
 
     def __init__(self, network: TamiyoNetwork, *, feature_schema: str = "", bf16: bool = False) -> None:
-        """`feature_schema` names the observation's layout; files are bound to it. `bf16` runs the network under autocast."""
+        """`feature_schema` names the observation's layout; files are bound to it. `bf16` runs the network
+        under autocast."""
         self.network = network
         self.feature_schema = feature_schema
         network.bf16 = bf16
@@ -276,32 +334,53 @@ class RecurrentPolicy:
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.network.initial_hidden(num_envs)
 
-    def distribution(self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor,
-                     epsilon: Tensor) -> tuple[ActionDistribution, Tensor, Hidden]:
-        """π(· | s), normalised value and new hidden state for sequences [E, T, …]; acting and evaluating both come here."""
+    def distribution(
+        self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor
+    ) -> tuple[ActionDistribution, Tensor, Hidden]:
+        """π(· | s), normalised value and new hidden state for sequences [E, T, …]; acting and evaluating both
+        come here."""
         features, hidden = self.network(obs, hidden, reset)
-        return ActionDistribution(self.network, features, masks, epsilon), self.network.normalized_value(features), hidden
+        return (
+            ActionDistribution(self.network, features, masks, epsilon),
+            self.network.normalized_value(features),
+            hidden,
+        )
 
     @torch.no_grad()
-    def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, deterministic: bool = False,
-            uniforms: Tensor | None = None, epsilon: float = 0.0, reset: Tensor | None = None,
-            given: Tensor | None = None) -> PolicyStep:
-        """One decision for each env: sampled with `uniforms` [E, 8], or each factor's mode if `deterministic`.
+    def act(
+        self,
+        obs: PolicyObservation,
+        hidden: Hidden | None,
+        masks: ActionMasks,
+        *,
+        deterministic: bool = False,
+        uniforms: Tensor | None = None,
+        epsilon: float = 0.0,
+        reset: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PolicyStep:
+        """One decision for each env: sampled with `uniforms` [E, 8], or each factor's mode if
+        `deterministic`.
 
-        `reset` [E] zeroes an env's hidden state first; hidden None means fresh memories. `given` [E, 8] are actions that
-        somebody else has chosen: the step then says what this policy thinks of them.
-        """
+        `reset` [E] zeroes an env's hidden state first; hidden None means fresh memories. `given` [E, 8] are
+        actions that somebody else has chosen: the step then says what this policy thinks of them."""
         envs = obs.base.shape[0]
         if deterministic or given is not None:
             uniforms = None
         elif uniforms is None or uniforms.shape != (envs, NUM_HEADS):
             got = "none" if uniforms is None else tuple(uniforms.shape)
-            raise ShapeError(f"sampling needs uniforms of shape ({envs}, {NUM_HEADS}), got {got}; action_uniforms makes them")
+            raise ShapeError(
+                f"sampling needs uniforms of shape ({envs}, {NUM_HEADS}), got {got}; action_uniforms makes them"
+            )
         check_masks(masks)
         rows, hidden, reset = self._padded(envs, hidden, reset)
         distribution, value, (h, c) = self.distribution(
-            map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, map_tensors(masks, lambda m: m[rows].unsqueeze(1)),
-            reset=reset, epsilon=torch.full(reset.shape, epsilon, device=self.device))
+            map_tensors(obs, lambda o: o[rows].unsqueeze(1)),
+            hidden,
+            map_tensors(masks, lambda m: m[rows].unsqueeze(1)),
+            reset=reset,
+            epsilon=torch.full(reset.shape, epsilon, device=self.device),
+        )
         if given is None:
             drawn = None if uniforms is None else uniforms.to(self.device)[rows].unsqueeze(1)
             actions, head_log_probs = distribution.sample(drawn)
@@ -311,10 +390,18 @@ class RecurrentPolicy:
         head_log_probs, value = head_log_probs[:envs, 0], self.network.denormalize(value[:envs, 0])
         log_prob = head_log_probs.sum(-1)
         if not (finite := log_prob.isfinite() & value.isfinite()).all():
-            raise EsperError(f"env {(~finite).nonzero()[0, 0].item()}: the policy's output is not finite; "
-                             "check the observation and the weights for NaN or infinity")
-        return PolicyStep(actions=actions[:envs, 0], log_prob=log_prob, head_log_probs=head_log_probs, value=value,
-                          op_probs=distribution.op_log_probs[:envs, 0].exp(), hidden=(h[:envs], c[:envs]))
+            raise EsperError(
+                f"env {(~finite).nonzero()[0, 0].item()}: the policy's output is not finite; "
+                "check the observation and the weights for NaN or infinity"
+            )
+        return PolicyStep(
+            actions=actions[:envs, 0],
+            log_prob=log_prob,
+            head_log_probs=head_log_probs,
+            value=value,
+            op_probs=distribution.op_log_probs[:envs, 0].exp(),
+            hidden=(h[:envs], c[:envs]),
+        )
 
     @torch.no_grad()
     def value(self, obs: PolicyObservation, hidden: Hidden | None, *, reset: Tensor | None = None) -> Tensor:
@@ -324,21 +411,34 @@ class RecurrentPolicy:
         features, _ = self.network(map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, reset)
         return self.network.denormalize(self.network.normalized_value(features))[:envs, 0]
 
-    def evaluate(self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, actions: Tensor, *, reset: Tensor,
-                 epsilon: Tensor) -> PolicyEvaluation:
-        """Log-probs, entropies and values of stored sequences [E, T, …] from the hidden state before their first step."""
+    def evaluate(
+        self,
+        obs: PolicyObservation,
+        hidden: Hidden,
+        masks: ActionMasks,
+        actions: Tensor,
+        *,
+        reset: Tensor,
+        epsilon: Tensor,
+    ) -> PolicyEvaluation:
+        """Log-probs, entropies and values of stored sequences [E, T, …] from the hidden state before their
+        first step."""
         distribution, value, _ = self.distribution(obs, hidden, masks, reset=reset, epsilon=epsilon)
         return PolicyEvaluation(distribution.log_probs(actions), distribution.entropies(actions), value)
 
-    def _padded(self, envs: int, hidden: Hidden | None, reset: Tensor | None) -> tuple[Tensor, Hidden, Tensor]:
-        """Row indices that repeat the last env up to ROW_MULTIPLE, and hidden state and reset flags [E, 1] laid out so."""
+    def _padded(
+        self, envs: int, hidden: Hidden | None, reset: Tensor | None
+    ) -> tuple[Tensor, Hidden, Tensor]:
+        """Row indices that repeat the last env up to ROW_MULTIPLE, and hidden state and reset flags [E, 1]
+        laid out so."""
         h, c = self.initial_hidden(envs) if hidden is None else hidden
         reset = torch.zeros(envs, dtype=torch.bool, device=self.device) if reset is None else reset
         rows = torch.arange(-(-envs // ROW_MULTIPLE) * ROW_MULTIPLE, device=self.device).clamp(max=envs - 1)
         return rows, (h[rows], c[rows]), reset[rows].unsqueeze(1)
 
     def schema(self) -> dict[str, Any]:
-        """What a weight file must agree with: the observation's layout, the sizes of the network, the action contract."""
+        """What a weight file must agree with: the observation's layout, the sizes of the network, the action
+        contract."""
         return {"features": self.feature_schema, **self.network.architecture, "actions": action_contract()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -346,19 +446,29 @@ class RecurrentPolicy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, feature_schema: str) -> RecurrentPolicy:
-        """Rebuild a saved policy; a file made for other features or another action contract is refused by name."""
+        """Rebuild a saved policy; a file made for other features or another action contract is refused by
+        name."""
         tensors, meta = read_archive(path, kind="policy")
         require_fields(path, "header", meta, ("kind", "schema"))
         return cls.rebuild(tensors, meta["schema"], origin=path, feature_schema=feature_schema)
 
     @classmethod
-    def rebuild(cls, tensors: Mapping[str, Tensor], schema: Mapping[str, Any], *, origin: object, feature_schema: str,
-                device: str = "cpu") -> RecurrentPolicy:
+    def rebuild(
+        cls,
+        tensors: Mapping[str, Tensor],
+        schema: Mapping[str, Any],
+        *,
+        origin: object,
+        feature_schema: str,
+        device: str = "cpu",
+    ) -> RecurrentPolicy:
         """A policy from its weights and schema, whatever file they came in."""
         require_fields(origin, "schema", schema, ("features", "actions", *ARCHITECTURE))
         for name, ours in (("features", feature_schema), ("actions", action_contract())):
             require_equal(origin, name, schema[name], ours)
-        policy = cls(TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema)
+        policy = cls(
+            TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema
+        )
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
@@ -369,62 +479,9 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
 
 
 def action_contract() -> str:
-    """A hash of heads, their members and the relevance table: equal hashes mean that stored actions mean the same."""
+    """A hash of heads, their members and the relevance table: equal hashes mean that stored actions mean the
+    same."""
     members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
-    return schema_hash({"heads": HEAD_NAMES, "members": members, "relevance": RELEVANCE, "irrelevant": IRRELEVANT_VALUES})
-
-
-def require_equal(origin: object, name: str, stored: object, ours: object) -> None:
-    if stored != ours:
-        raise StructureError(f"{origin}: {name} is {stored!r} in the file and {ours!r} here")
-
-
-def require_fields(origin: object, part: str, stored: Mapping[str, Any], names: Iterable[str]) -> None:
-    for name in sorted(stored.keys() ^ set(names)):
-        raise StructureError(f"{origin}: field {part}.{name} is {'unknown' if name in stored else 'missing'}")
-
-
-def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Copy each stored tensor onto the target of its name; names, shapes and types must agree exactly."""
-    for name in sorted(targets.keys() ^ stored.keys()):
-        raise StructureError(f"{origin}: tensor {name!r} is {'missing from' if name in targets else 'unknown, yet in'} the file")
-    for name, target in targets.items():
-        require_equal(origin, f"shape of {name}", tuple(stored[name].shape), tuple(target.shape))
-        require_equal(origin, f"type of {name}", stored[name].dtype, target.dtype)
-        target.data.copy_(stored[name])
-
-
-def write_archive(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """One safetensors file with JSON in its header, written beside its place and renamed: complete or not there."""
-    path = Path(path)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}
-    data = safetensors.torch.save(tensors, metadata={"esper": orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, data)
-
-
-def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and JSON of a file from `write_archive`; damage is reported with the name of the tensor it hit."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except safetensors.SafetensorError as error:
-        raise StructureError(f"{path}: not a readable safetensors file ({error})") from error
-    if "esper" not in header:
-        raise StructureError(f"{path}: the header has no field 'esper'; this file was not written by Esper")
-    try:
-        meta = orjson.loads(header["esper"])
-    except orjson.JSONDecodeError as error:
-        raise StructureError(f"{path}: header field 'esper' is not JSON ({error})") from error
-    require_equal(path, "kind", meta.get("kind"), kind)
-    digests = meta.pop("digests", {})
-    for name in sorted(tensors.keys() | digests.keys()):
-        if name not in tensors or _digest(tensors[name]) != digests.get(name):
-            raise StructureError(f"{path}: tensor {name!r} is missing or damaged (its digest does not match)")
-    return tensors, meta
-
-
-def _digest(tensor: Tensor) -> str:
-    return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+    return schema_hash(
+        {"heads": HEAD_NAMES, "members": members, "relevance": RELEVANCE, "irrelevant": IRRELEVANT_VALUES}
+    )

@@ -1,4 +1,6 @@
-"""One network's training run as a policy sees it: losses, accuracies, whether it has settled, whether it still improves."""
+"""One network's training run as a policy sees it: losses, accuracies, whether it has settled, whether it
+still improves."""
+
 from __future__ import annotations
 
 import math
@@ -31,7 +33,8 @@ class _State:
 
 
 class SignalTracker:
-    """Turns one epoch's measurements into signals. `update` takes them in; `peek` says what `update` would, and forgets it."""
+    """Turns one epoch's measurements into signals. `update` takes them in; `peek` says what `update` would,
+    and forgets it."""
 
     def __init__(self, max_epochs: int) -> None:
         self.max_epochs = max_epochs
@@ -40,13 +43,15 @@ class SignalTracker:
     def reset(self) -> None:
         self._state = _State()
 
-    def update(self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float,
-               val_accuracy: float) -> TrainingSignals:
+    def update(
+        self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float, val_accuracy: float
+    ) -> TrainingSignals:
         self._state = self._next(val_loss, val_accuracy)
         return self._signals(self._state, epoch, train_loss, train_accuracy)
 
-    def peek(self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float,
-             val_accuracy: float) -> TrainingSignals:
+    def peek(
+        self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float, val_accuracy: float
+    ) -> TrainingSignals:
         return self._signals(self._next(val_loss, val_accuracy), epoch, train_loss, train_accuracy)
 
     def _next(self, loss: float, accuracy: float) -> _State:
@@ -54,10 +59,13 @@ class SignalTracker:
         gain = accuracy - old.accuracies[-1] if old.accuracies else math.inf
         stable = old.stable + 1 if self._is_stable(old.losses, loss) else 0
         return _State(
-            losses=[*old.losses, loss][-HISTORY:], accuracies=[*old.accuracies, accuracy][-HISTORY:],
+            losses=[*old.losses, loss][-HISTORY:],
+            accuracies=[*old.accuracies, accuracy][-HISTORY:],
             best_accuracy=accuracy if accuracy > old.best_accuracy else old.best_accuracy,
-            plateau=0 if gain >= PLATEAU_GAIN else old.plateau + 1, stable=stable,
-            settled=old.settled or stable >= STABLE_EPOCHS)
+            plateau=0 if gain >= PLATEAU_GAIN else old.plateau + 1,
+            stable=stable,
+            settled=old.settled or stable >= STABLE_EPOCHS,
+        )
 
     def _is_stable(self, losses: Sequence[float], loss: float) -> bool:
         if not losses or not losses[-1] > 0:
@@ -65,17 +73,30 @@ class SignalTracker:
         change = (losses[-1] - loss) / losses[-1]
         return -STABLE_LOSS < change < STABLE_GAIN
 
-    def _signals(self, state: _State, epoch: int, train_loss: float, train_accuracy: float) -> TrainingSignals:
+    def _signals(
+        self, state: _State, epoch: int, train_loss: float, train_accuracy: float
+    ) -> TrainingSignals:
         losses, accuracies = state.losses, state.accuracies
         return TrainingSignals(
-            epoch=epoch, max_epochs=self.max_epochs, train_loss=train_loss, train_accuracy=train_accuracy, val_loss=losses[-1],
-            val_accuracy=accuracies[-1], plateau_epochs=state.plateau, host_stabilized=state.settled,
-            best_accuracy=state.best_accuracy, loss_history=tuple(losses), accuracy_history=tuple(accuracies))
+            epoch=epoch,
+            max_epochs=self.max_epochs,
+            train_loss=train_loss,
+            train_accuracy=train_accuracy,
+            val_loss=losses[-1],
+            val_accuracy=accuracies[-1],
+            plateau_epochs=state.plateau,
+            host_stabilized=state.settled,
+            best_accuracy=state.best_accuracy,
+            loss_history=tuple(losses),
+            accuracy_history=tuple(accuracies),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) != set(asdict(self._state)):
-            raise EsperError(f"tracker state has fields {sorted(state)}, wanted {sorted(asdict(self._state))}")
+            raise EsperError(
+                f"tracker state has fields {sorted(state)}, wanted {sorted(asdict(self._state))}"
+            )
         self._state = _State(**state)

@@ -1,8 +1,12 @@
 """The metabolism: a governor that undoes disasters, the model factory and device validation."""
+
 from esper._lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "esper.tolaria.devices": ("validate_device",),
-    "esper.tolaria.factory": ("create_model",),
-    "esper.tolaria.governor": ("GovernorConfig", "TolariaGovernor", "Veto", "preflight"),
-})
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "esper.tolaria.devices": ("validate_device",),
+        "esper.tolaria.factory": ("create_model",),
+        "esper.tolaria.governor": ("GovernorConfig", "TolariaGovernor", "Veto", "preflight"),
+    },
+)

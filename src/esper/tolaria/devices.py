@@ -1,4 +1,5 @@
 """Device names: said once, checked before anything is built."""
+
 from __future__ import annotations
 
 import re
@@ -11,22 +12,27 @@ _DEVICE = re.compile(r"(cpu|mps|cuda)(?::(0|[1-9][0-9]*))?")
 
 
 def validate_device(text: str, *, require_index: bool = False) -> torch.device:
-    """The device that `text` names, if this machine has it. With `require_index`, a CUDA device must say which."""
+    """The device that `text` names, if this machine has it. With `require_index`, a CUDA device must say
+    which."""
     match = _DEVICE.fullmatch(text)
     if match is None:
         raise EsperError(f"device {text!r} is malformed or of an unknown kind; allowed: cpu, cuda:N, mps")
     kind, index = match.groups()
     if kind != "cuda":
         if index is not None:
-            raise EsperError(f"device {text!r}: there is one {kind} device and it has no index; allowed: {kind}")
+            raise EsperError(
+                f"device {text!r}: there is one {kind} device and it has no index; allowed: {kind}"
+            )
         if kind == "mps" and not torch.backends.mps.is_available():
             raise EsperError(f"device {text!r} is not available on this machine; allowed: {_here()}")
         return torch.device(kind)
     if require_index and index is None:
         raise EsperError(f"device {text!r} does not say which; write cuda:N, for example cuda:0")
     if int(index or 0) >= torch.cuda.device_count():
-        raise EsperError(f"device {text!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices; "
-                         f"allowed: {_here()}")
+        raise EsperError(
+            f"device {text!r} does not exist; this machine has {torch.cuda.device_count()} CUDA devices; "
+            f"allowed: {_here()}"
+        )
     return torch.device(text)
 
 

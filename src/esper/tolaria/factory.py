@@ -1,4 +1,5 @@
 """The model factory: a task's networks, on the device where they will live."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +20,9 @@ class BuildsModels(Protocol[M_co]):
     def build_model(self, population: int, seeds: Sequence[int]) -> M_co: ...
 
 
-def create_model(task: BuildsModels[M], device: str | torch.device, *, population: int, seeds: Sequence[int]) -> M:
+def create_model(
+    task: BuildsModels[M], device: str | torch.device, *, population: int, seeds: Sequence[int]
+) -> M:
     """Fresh networks of a task, one per row, initialised from `seeds`."""
     where = validate_device(str(device))
     return task.build_model(population, seeds).to(where)

@@ -1,8 +1,9 @@
-"""The governor: watches one network's validation loss, keeps its last good state, and puts it back after a disaster.
+"""The governor: watches one network's validation loss, keeps its last good state, and puts it back after a
+disaster.
 
-It sees the network only through `GovernedNetwork`. Thresholds are multiples of the task's chance loss (the loss of
-guessing), so that one configuration fits any number of classes.
-"""
+It sees the network only through `GovernedNetwork`. Thresholds are multiples of the task's chance loss (the
+loss of guessing), so that one configuration fits any number of classes."""
+
 from __future__ import annotations
 
 import math
@@ -36,11 +37,12 @@ class GovernedNetwork(Protocol):
     """One network of a population, as the governor sees it. No method may touch another network."""
 
     def snapshot_committed(self) -> Any:
-        """A copy of what is permanent: host weights, host buffers and fossilized seeds. Later training must not change it."""
+        """A copy of what is permanent: host weights, host buffers and fossilized seeds. Later training must
+        not change it."""
 
     def restore_committed(self, snapshot: Any) -> None:
-        """Make host and fossils bit for bit what the snapshot holds. Slots that it does not name keep their cooldown and
-        nothing else; the count of germinations goes on."""
+        """Make host and fossils bit for bit what the snapshot holds. Slots that it does not name keep their
+        cooldown and nothing else; the count of germinations goes on."""
 
     def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
         """Remove every seed that is neither fossilized nor already gone, at once, ramps included."""
@@ -62,13 +64,15 @@ class GovernorConfig:
     panics: int = 3
     """… in this many checks in a row."""
     healthy_share: float = 0.6
-    """Collapse: the healthy losses, in the mean and at the last, lay below this share of the chance loss, …"""
+    """Collapse: the healthy losses, in the mean and at the last, lay below this share of the chance loss,
+    …"""
     collapse_band: float = 0.065
     """… and now the loss is at the chance loss, to within this share of it."""
     history_window: int = 20
     """Healthy losses that are remembered."""
     min_samples: int = 10
-    """Healthy losses that it takes to judge divergence or collapse; until then only a non-finite loss is a panic."""
+    """Healthy losses that it takes to judge divergence or collapse; until then only a non-finite loss is a
+    panic."""
     snapshot_every: int = 5
     """Epochs between copies of a healthy network."""
 
@@ -78,15 +82,19 @@ class GovernorConfig:
         for name in ("panics", "history_window", "min_samples", "snapshot_every"):
             check_number("governor", name, getattr(self, name), low=1, integer=True)
         if self.min_samples > self.history_window:
-            raise EsperError(f"governor: min_samples is {self.min_samples}, must not exceed history_window {self.history_window}")
+            raise EsperError(
+                f"governor: min_samples is {self.min_samples}, must not exceed history_window {self.history_window}"
+            )
         if self.healthy_share + self.collapse_band >= 1.0:
-            raise EsperError(f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} overlap; "
-                             "their sum must stay below 1")
+            raise EsperError(
+                f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} overlap; "
+                "their sum must stay below 1"
+            )
 
 
 class TolariaGovernor:
-    """Watches one network. Each epoch: `check_vital_signs`; on a report `rollback`; else, after the epoch's actions,
-    `snapshot` where `due` says so. A copy of the network as it is now is made at once."""
+    """Watches one network. Each epoch: `check_vital_signs`; on a report `rollback`; else, after the epoch's
+    actions, `snapshot` where `due` says so. A copy of the network as it is now is made at once."""
 
     def __init__(self, network: GovernedNetwork, config: GovernorConfig, chance_loss: float) -> None:
         check_number("governor", "chance_loss", chance_loss, low=1e-9)
@@ -99,16 +107,19 @@ class TolariaGovernor:
         self.consecutive = 0
         self.snapshot()
 
-    # -- vital signs ------------------------------------------------------------------------------------------------------
+    # -- vital signs -----------------------------------------------------------------------------------------
 
     def check_vital_signs(self, loss: float) -> GovernorReport | None:
-        """Judge this epoch's validation loss; a report means that the network must be rolled back. Healthy losses are
-        remembered, suspicious ones are not."""
+        """Judge this epoch's validation loss; a report means that the network must be rolled back. Healthy
+        losses are remembered, suspicious ones are not."""
         if not math.isfinite(loss):
             return self._panic(PanicReason.NON_FINITE, loss, math.inf)
         if len(self._history) >= self.config.min_samples:
             floor = self._collapse_floor()
-            if floor is not None and abs(loss - self.chance_loss) <= self.config.collapse_band * self.chance_loss:
+            if (
+                floor is not None
+                and abs(loss - self.chance_loss) <= self.config.collapse_band * self.chance_loss
+            ):
                 return self._panic(PanicReason.COLLAPSE, loss, floor)
             limit = self._divergence_limit()
             if loss > limit:
@@ -125,26 +136,29 @@ class TolariaGovernor:
     def _divergence_limit(self) -> float:
         """Three tests at once are one: the loss exceeds the largest of the three limits."""
         mean, config = fmean(self._history), self.config
-        return max(config.absolute * self.chance_loss, mean + config.sensitivity * pstdev(self._history),
-                   config.multiplier * mean)
+        return max(
+            config.absolute * self.chance_loss,
+            mean + config.sensitivity * pstdev(self._history),
+            config.multiplier * mean,
+        )
 
     def _collapse_floor(self) -> float | None:
-        """The loss from which on a network that was clearly better counts as collapsed; None for one that was not. Its last
-        loss counts too: one that drifts up over many epochs overfits, it does not collapse."""
+        """The loss from which on a network that was clearly better counts as collapsed; None for one that was
+        not. Its last loss counts too: one that drifts up over many epochs overfits, it does not collapse."""
         healthy = self.config.healthy_share * self.chance_loss
         if fmean(self._history) >= healthy or self._history[-1] >= healthy:
             return None
         return (1 - self.config.collapse_band) * self.chance_loss
 
-    # -- the last good state ----------------------------------------------------------------------------------------------
+    # -- the last good state ---------------------------------------------------------------------------------
 
     def request_snapshot(self) -> None:
         """Something became permanent: the next `due` is true, whatever the epoch."""
         self._requested = True
 
     def due(self, epoch: int) -> bool:
-        """Whether to take a snapshot at the end of this epoch (1, 2, …). Never of a network under suspicion: then a request
-        waits until it is healthy, or is void because it was rolled back."""
+        """Whether to take a snapshot at the end of this epoch (1, 2, …). Never of a network under suspicion:
+        then a request waits until it is healthy, or is void because it was rolled back."""
         return self.consecutive == 0 and (self._requested or epoch % self.config.snapshot_every == 0)
 
     def snapshot(self) -> None:
@@ -153,8 +167,9 @@ class TolariaGovernor:
         self._requested = False
 
     def rollback(self) -> Sequence[LifecycleRecord]:
-        """Back to the last good state: live seeds go, host and fossils are restored, momentum is zero. The history starts
-        anew, because it belongs to a network with those seeds: measured against it, a bare host would panic for ever."""
+        """Back to the last good state: live seeds go, host and fossils are restored, momentum is zero. The
+        history starts anew, because it belongs to a network with those seeds: measured against it, a bare
+        host would panic for ever."""
         records = self.network.prune_live(PruneCause.ROLLBACK)
         self.network.restore_committed(self.last_good)
         self.network.forget_optimizer()
@@ -163,7 +178,7 @@ class TolariaGovernor:
         self._requested = False
         return records
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Plain values; the tensors are in `last_good`, and stored by whoever stores tensors."""
@@ -172,23 +187,33 @@ class TolariaGovernor:
     def load_state(self, state: Mapping[str, Any], last_good: Any) -> None:
         """The inverse of `state` and `last_good`, strict."""
         if set(state) != {"history", "consecutive", "requested"}:
-            raise StructureError(f"governor: state has fields {sorted(state)}, needs consecutive, history, requested")
+            raise StructureError(
+                f"governor: state has fields {sorted(state)}, needs consecutive, history, requested"
+            )
         history, consecutive, requested = state["history"], state["consecutive"], state["requested"]
-        if not isinstance(history, list) or len(history) > self.config.history_window or not all(
-                isinstance(loss, (int, float)) and math.isfinite(loss) for loss in history):
-            raise StructureError(f"governor: history is {history!r}, must be at most {self.config.history_window} finite numbers")
+        if (
+            not isinstance(history, list)
+            or len(history) > self.config.history_window
+            or not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in history)
+        ):
+            raise StructureError(
+                f"governor: history is {history!r}, must be at most {self.config.history_window} finite numbers"
+            )
         if not isinstance(consecutive, int) or consecutive < 0 or not isinstance(requested, bool):
-            raise StructureError(f"governor: consecutive is {consecutive!r}, requested {requested!r}; "
-                                 "allowed: a count from 0 up, true or false")
+            raise StructureError(
+                f"governor: consecutive is {consecutive!r}, requested {requested!r}; "
+                "allowed: a count from 0 up, true or false"
+            )
         self._history = deque(map(float, history), maxlen=self.config.history_window)
         self.consecutive, self._requested, self.last_good = consecutive, requested, last_good
 
 
-# -- preflight ------------------------------------------------------------------------------------------------------------
+# -- preflight -----------------------------------------------------------------------------------------------
 
 
 class Veto(StrEnum):
-    """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask as well."""
+    """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask
+    as well."""
 
     LOSS_NON_FINITE = "loss_non_finite"
     ACCURACY_NON_FINITE = "accuracy_non_finite"
@@ -203,12 +228,21 @@ class Veto(StrEnum):
     TOO_YOUNG = "too_young"
 
 
-def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *, slots: SlotConfig,
-              blueprints: Collection[BlueprintAction], val_loss: float, val_accuracy: float, max_seeds: int = 0) -> Veto | None:
-    """The first reason against this mutation of one network: its measurements, then the rules that the action mask has too.
-    Waiting is never vetoed.
+def preflight(
+    action: FactoredAction,
+    reports: Mapping[str, SeedStateReport],
+    *,
+    slots: SlotConfig,
+    blueprints: Collection[BlueprintAction],
+    val_loss: float,
+    val_accuracy: float,
+    max_seeds: int = 0,
+) -> Veto | None:
+    """The first reason against this mutation of one network: its measurements, then the rules that the action
+    mask has too. Waiting is never vetoed.
 
-    `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means no limit."""
+    `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means
+    no limit."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -223,8 +257,13 @@ def preflight(action: FactoredAction, reports: Mapping[str, SeedStateReport], *,
     return _veto_operation(action.op, report)
 
 
-def _veto_germination(action: FactoredAction, report: SeedStateReport | None, reports: Mapping[str, SeedStateReport],
-                      blueprints: Collection[BlueprintAction], max_seeds: int) -> Veto | None:
+def _veto_germination(
+    action: FactoredAction,
+    report: SeedStateReport | None,
+    reports: Mapping[str, SeedStateReport],
+    blueprints: Collection[BlueprintAction],
+    max_seeds: int,
+) -> Veto | None:
     if report is not None:
         return Veto.SLOT_OCCUPIED
     present = sum(r.stage in LIVE_STAGES or r.stage is SeedStage.FOSSILIZED for r in reports.values())
@@ -241,7 +280,9 @@ def _veto_operation(op: LifecycleOp, report: SeedStateReport | None) -> Veto | N
     transition = TRANSITIONS.get((report.stage, op))
     if transition is None:
         return Veto.STAGE_FORBIDS
-    if transition.gate is not None and not (report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance):
+    if transition.gate is not None and not (
+        report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance
+    ):
         return Veto.GATE_SHUT
     if transition.gate is None and report.time_to_target > 0:
         return Veto.ALPHA_MOVING

@@ -1,4 +1,6 @@
-"""Batches: every number against a loop over single samples, and independence of everything that must not matter."""
+"""Batches: every number against a loop over single samples, and independence of everything that must not
+matter."""
+
 from __future__ import annotations
 
 import json
@@ -36,7 +38,9 @@ def small_split(val_size: int = 7) -> Split:
     return validation_split(SMALL, val_size, SEED)
 
 
-def make(split: Split, groups: list[list[int]], *, pad: int = 2, flip: bool = True, **options: object) -> SharedBatchIterator:
+def make(
+    split: Split, groups: list[list[int]], *, pad: int = 2, flip: bool = True, **options: object
+) -> SharedBatchIterator:
     arguments = {"batch_size": 8, "steps_per_epoch": 4, "seed": SEED, **options}
     split = replace(split, dataset=replace(split.dataset, pad=pad, flip=flip))
     return SharedBatchIterator(split, groups, arguments.pop("batch_size"), **arguments)
@@ -44,18 +48,27 @@ def make(split: Split, groups: list[list[int]], *, pad: int = 2, flip: bool = Tr
 
 def text_split(block: int = 8, val_size: int = 5) -> Split:
     tokens = torch.randint(0, 256, (1000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    data = Dataset(name="text", kind="text", train_x=tokens, train_y=tokens[1:], test_x=tokens[:100], test_y=tokens[1:100],
-                   num_classes=256)
+    data = Dataset(
+        name="text",
+        kind="text",
+        train_x=tokens,
+        train_y=tokens[1:],
+        test_x=tokens[:100],
+        test_y=tokens[1:100],
+        num_classes=256,
+    )
     return validation_split(data, val_size, SEED, block=block)
 
 
 def row(batch: Batch, p: int, rows: int) -> tuple[Tensor, Tensor]:
     """What row p of a population sees: [B, C, H, W] and [B]."""
     channels = batch.x.shape[1] // rows
-    return batch.x[:, p * channels:(p + 1) * channels], batch.y[p]
+    return batch.x[:, p * channels : (p + 1) * channels], batch.y[p]
 
 
-def env_history(groups: list[list[int]], rows: list[int], env: int, epochs: int = 3, **conditions: object) -> list[tuple]:
+def env_history(
+    groups: list[list[int]], rows: list[int], env: int, epochs: int = 3, **conditions: object
+) -> list[tuple]:
     iterator = make(small_split(), groups, rows=rows)
     iterator.begin_episode(2, **conditions)
     group = next(i for i, members in enumerate(groups) if env in members)
@@ -66,7 +79,9 @@ def env_history(groups: list[list[int]], rows: list[int], env: int, epochs: int 
 
 
 def equal(a: list[tuple], b: list[tuple]) -> bool:
-    return len(a) == len(b) and all(torch.equal(t, u) for x, y in zip(a, b, strict=True) for t, u in zip(x, y, strict=True))
+    return len(a) == len(b) and all(
+        torch.equal(t, u) for x, y in zip(a, b, strict=True) for t, u in zip(x, y, strict=True)
+    )
 
 
 def test_env_sees_the_same_whatever_runs_beside_it() -> None:
@@ -81,7 +96,8 @@ def test_env_sees_the_same_whatever_runs_beside_it() -> None:
 
 
 def test_images_and_labels_equal_a_loop_over_samples() -> None:
-    """Permutation, crop, mirroring and normalisation of two envs, one sample at a time, over several permutations."""
+    """Permutation, crop, mirroring and normalisation of two envs, one sample at a time, over several
+    permutations."""
     split, pad, rows = small_split(), 2, 2
     iterator = make(split, [[4, 9]], batch_size=6, steps_per_epoch=5, pad=pad)
     iterator.begin_episode(3)
@@ -94,25 +110,40 @@ def test_images_and_labels_equal_a_loop_over_samples() -> None:
             x, y = row(batch, p, rows)
             for b in range(6):
                 number, offset = divmod(position, len(pool))
-                order = np.random.default_rng(stream_seed(SEED, "data", 3, env, number)).permutation(len(pool))
+                order = np.random.default_rng(stream_seed(SEED, "data", 3, env, number)).permutation(
+                    len(pool)
+                )
                 draws = np.random.default_rng(stream_seed(SEED, "augment", 3, env, number))
-                sample, code = pool[order[offset]], int(draws.integers(2 * side * side, size=len(pool))[offset])
+                sample, code = (
+                    pool[order[offset]],
+                    int(draws.integers(2 * side * side, size=len(pool))[offset]),
+                )
                 flip, dy, dx = code // (side * side), code // side % side, code % side
                 image = SMALL.train_x[sample].numpy()
                 padded = np.zeros((3, 6 + 2 * pad, 5 + 2 * pad))
-                padded[:, pad:pad + 6, pad:pad + 5] = image
-                crop = padded[:, dy:dy + 6, dx:dx + 5]
+                padded[:, pad : pad + 6, pad : pad + 5] = image
+                crop = padded[:, dy : dy + 6, dx : dx + 5]
                 if flip:
                     crop = crop[:, :, ::-1]
-                expected = (crop / SMALL.scale - np.reshape(SMALL.mean, (3, 1, 1))) / np.reshape(SMALL.std, (3, 1, 1))
+                expected = (crop / SMALL.scale - np.reshape(SMALL.mean, (3, 1, 1))) / np.reshape(
+                    SMALL.std, (3, 1, 1)
+                )
                 np.testing.assert_allclose(x[b].numpy(), expected, rtol=0, atol=1e-5)
                 assert y[b] == SMALL.train_y[sample]
                 position += 1
     assert position > 3 * len(pool)
 
 
-@pytest.mark.parametrize(("name", "pad", "flip"), [("digits", 0, False), ("digits", 1, True), ("synthetic:2x4x6", 0, False),
-                                                   ("synthetic:4x4x4", 1, False), ("synthetic:5x3x3", 0, True)])
+@pytest.mark.parametrize(
+    ("name", "pad", "flip"),
+    [
+        ("digits", 0, False),
+        ("digits", 1, True),
+        ("synthetic:2x4x6", 0, False),
+        ("synthetic:4x4x4", 1, False),
+        ("synthetic:5x3x3", 0, True),
+    ],
+)
 def test_every_kind_of_image_is_normalised_and_laid_out(name: str, pad: int, flip: bool) -> None:
     data = load_dataset(name)
     split = validation_split(data, 10, SEED)
@@ -160,7 +191,7 @@ def test_every_sample_comes_once_per_permutation(batch_size: int, steps: int, va
     iterator = make(split, [[0]], batch_size=batch_size, steps_per_epoch=steps, pad=0, flip=False)
     size = len(split.train)
     seen = sample_numbers(iterator, 3 * size)
-    orders = [seen[k * size:(k + 1) * size] for k in range(3)]
+    orders = [seen[k * size : (k + 1) * size] for k in range(3)]
     assert all(sorted(order) == split.train.tolist() for order in orders)
     assert orders[0] != orders[1] != orders[2]
 
@@ -180,7 +211,8 @@ def test_an_epoch_has_steps_per_epoch_steps_and_episodes_differ() -> None:
 @pytest.mark.parametrize("kind", ["image", "text"])
 @pytest.mark.parametrize("stop", [0, 1, 3, 4, 5, 11, 23, 24])
 def test_save_and_restore_anywhere(stop: int, kind: str) -> None:
-    """24 steps of 8 samples: several permutations of 43 images, stops within an epoch, at its end and within a permutation."""
+    """24 steps of 8 samples: several permutations of 43 images, stops within an epoch, at its end and within
+    a permutation."""
     split = small_split() if kind == "image" else text_split()
     conditions = {"train_size": [30, 40], "label_noise": [0.5 if kind == "image" else 0.0, 0.0]}
 
@@ -216,7 +248,9 @@ def test_restored_epoch_ends_where_it_would_have() -> None:
     assert len(list(other)) == 4
 
 
-@pytest.mark.parametrize("field", ["dataset", "samples", "batch_size", "steps_per_epoch", "seed", "envs", "codes"])
+@pytest.mark.parametrize(
+    "field", ["dataset", "samples", "batch_size", "steps_per_epoch", "seed", "envs", "codes"]
+)
 def test_foreign_position_names_the_field(field: str) -> None:
     iterator = make(small_split(), [[0]])
     with pytest.raises(DataError, match=f"saved data position has {field} 'x', this run has"):
@@ -304,11 +338,13 @@ def test_text_batches_equal_a_loop() -> None:
         for p, env in enumerate((2, 0)):
             for b in range(5):
                 number, offset = divmod(len(starts[p]), len(split.train))
-                order = np.random.default_rng(stream_seed(SEED, "data", 0, env, number)).permutation(len(split.train))
+                order = np.random.default_rng(stream_seed(SEED, "data", 0, env, number)).permutation(
+                    len(split.train)
+                )
                 shift = int(np.random.default_rng(stream_seed(SEED, "augment", 0, env, number)).integers(8))
                 start = int(order[offset]) * 8 + shift
-                assert torch.equal(batch.x[p, b], tokens[start:start + 8])
-                assert torch.equal(batch.y[p, b], tokens[start + 1:start + 9])
+                assert torch.equal(batch.x[p, b], tokens[start : start + 8])
+                assert torch.equal(batch.y[p, b], tokens[start + 1 : start + 9])
                 starts[p].append(start)
     size = len(split.train)
     assert sorted(starts[0][:size]) == list(range(min(starts[0][:size]), size * 8, 8))  # every token once
@@ -320,8 +356,10 @@ def test_validation_and_test_batches() -> None:
     assert [len(b.x) for b in val] == [3, 3, 1]
     assert len(val) == 3
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (SMALL.mean, SMALL.std))
-    for part, images, labels in ((val, SMALL.train_x[split.val], SMALL.train_y[split.val]),
-                                 (batches.test_batches(split, 4), SMALL.test_x, SMALL.test_y)):
+    for part, images, labels in (
+        (val, SMALL.train_x[split.val], SMALL.train_y[split.val]),
+        (batches.test_batches(split, 4), SMALL.test_x, SMALL.test_y),
+    ):
         x = torch.cat([b.x for b in part])
         torch.testing.assert_close(x, (images.float() / 255 - mean) / std, rtol=0, atol=1e-5)
         assert torch.equal(torch.cat([b.y for b in part], 1)[0], labels)
@@ -347,7 +385,9 @@ def test_shared_batches_fill_every_row(rows: int, channels: int) -> None:
     assert fused.shape == (4, rows * channels, 6, 5)
     assert fused.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(fused, x.repeat(1, rows, 1, 1))
-    for one, many in zip(validation_batches(small_split(), 4), validation_batches(small_split(), 4).batches(rows), strict=True):
+    for one, many in zip(
+        validation_batches(small_split(), 4), validation_batches(small_split(), 4).batches(rows), strict=True
+    ):
         assert torch.equal(many.x, one.x.repeat(1, rows, 1, 1))
         assert many.x.is_contiguous(memory_format=torch.channels_last)
         assert many.y.shape == (rows, one.y.shape[1])
@@ -360,8 +400,8 @@ def test_text_validation_and_test() -> None:
     for batch in validation_batches(split, 5).batches(8):
         assert batch.x.shape == (8, 5, 8)
         begin = int(split.val[0]) * 8
-        assert torch.equal(batch.x[3].reshape(-1), tokens[begin:begin + 40])
-        assert torch.equal(batch.y[7].reshape(-1), tokens[begin + 1:begin + 41])
+        assert torch.equal(batch.x[3].reshape(-1), tokens[begin : begin + 40])
+        assert torch.equal(batch.y[7].reshape(-1), tokens[begin + 1 : begin + 41])
     x = torch.cat([b.x[0] for b in batches.test_batches(split, 5)])
     assert torch.equal(x.reshape(-1), split.dataset.test_x.long()[:96])
 
@@ -388,13 +428,16 @@ def test_no_global_generator_is_touched() -> None:
     assert np.array_equal(numpy_before, np.random.get_state()[1])  # noqa: NPY002
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"batch_size": 0}, "batch_size 0, steps_per_epoch 4; allowed: ≥ 1"),
-    ({"steps_per_epoch": 0}, "batch_size 8, steps_per_epoch 0; allowed: ≥ 1"),
-    ({"rows": [1]}, r"rows \(1,\) for groups \(\(0, 1\),\); allowed: one number per group"),
-    ({"rows": [8, 8]}, r"rows \(8, 8\)"),
-    ({"pad": -1}, "pad -1; allowed: 1 to 8 channels, pad ≥ 0"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0, steps_per_epoch 4; allowed: ≥ 1"),
+        ({"steps_per_epoch": 0}, "batch_size 8, steps_per_epoch 0; allowed: ≥ 1"),
+        ({"rows": [1]}, r"rows \(1,\) for groups \(\(0, 1\),\); allowed: one number per group"),
+        ({"rows": [8, 8]}, r"rows \(8, 8\)"),
+        ({"pad": -1}, "pad -1; allowed: 1 to 8 channels, pad ≥ 0"),
+    ],
+)
 def test_bad_settings(options: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(small_split(), [[0, 1]], **options)
@@ -406,13 +449,19 @@ def test_bad_groups(groups: list[list[int]]) -> None:
         make(small_split(), groups)
 
 
-@pytest.mark.parametrize(("conditions", "message"), [
-    ({"train_size": [0, 5]}, r"train_size \[0, 5\]; allowed: 1 to 43"),
-    ({"train_size": [44, None]}, r"train_size \[44, 43\]; allowed: 1 to 43"),
-    ({"train_size": [5]}, r"train_size \[5\], label_noise \[0.0, 0.0\]; allowed: one value for each of 2 envs"),
-    ({"label_noise": [0.1, 1.5]}, r"label_noise \[0.1, 1.5\]; allowed: 0 to 1"),
-    ({"label_noise": [0.0, float("nan")]}, r"label_noise \[0.0, nan\]; allowed: 0 to 1"),
-])
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"train_size": [0, 5]}, r"train_size \[0, 5\]; allowed: 1 to 43"),
+        ({"train_size": [44, None]}, r"train_size \[44, 43\]; allowed: 1 to 43"),
+        (
+            {"train_size": [5]},
+            r"train_size \[5\], label_noise \[0.0, 0.0\]; allowed: one value for each of 2 envs",
+        ),
+        ({"label_noise": [0.1, 1.5]}, r"label_noise \[0.1, 1.5\]; allowed: 0 to 1"),
+        ({"label_noise": [0.0, float("nan")]}, r"label_noise \[0.0, nan\]; allowed: 0 to 1"),
+    ],
+)
 def test_bad_conditions(conditions: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(small_split(), [[0, 1]]).begin_episode(0, **conditions)
@@ -422,7 +471,9 @@ def test_other_bad_input() -> None:
     with pytest.raises(DataError, match="images with 9 channels"):
         make(validation_split(synthetic_dataset((9, 2, 2), train=20, test=5), 0, 0), [[0]])
     with pytest.raises(DataError, match=r"label_noise \[0.5\] with text; allowed: 0"):
-        SharedBatchIterator(text_split(), [[0]], 4, steps_per_epoch=1, seed=0).begin_episode(0, label_noise=[0.5])
+        SharedBatchIterator(text_split(), [[0]], 4, steps_per_epoch=1, seed=0).begin_episode(
+            0, label_noise=[0.5]
+        )
     with pytest.raises(DataError, match="batch_size 0; allowed: ≥ 1"):
         EvalBatches(SMALL.test_x, SMALL.test_y, 0)
 
@@ -431,8 +482,9 @@ def test_other_bad_input() -> None:
 def test_preloaded_on_the_device_gives_the_same_samples() -> None:
     split = small_split()
     preloaded = validation_split(SMALL.to("cuda"), 7, SEED)
-    for [here], [there], [moved] in zip(make(split, [[0, 1]]), make(preloaded, [[0, 1]]), make(split, [[0, 1]], device="cuda"),
-                                        strict=True):
+    for [here], [there], [moved] in zip(
+        make(split, [[0, 1]]), make(preloaded, [[0, 1]]), make(split, [[0, 1]], device="cuda"), strict=True
+    ):
         assert there.x.device.type == moved.x.device.type == "cuda"
         assert torch.equal(moved.x.cpu(), here.x)
         torch.testing.assert_close(there.x.cpu(), here.x)

@@ -1,4 +1,5 @@
 """Datasets by name, and splits that never overlap."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +10,14 @@ import torch
 
 from esper.leyline.errors import EsperError
 from esper.leyline.rng import stream_seed
-from esper.runtime.data import DataError, Dataset, dataset_names, load_dataset, synthetic_dataset, validation_split
+from esper.runtime.data import (
+    DataError,
+    Dataset,
+    dataset_names,
+    load_dataset,
+    synthetic_dataset,
+    validation_split,
+)
 from esper.runtime.data.datasets import stratified
 from esper.runtime.data.sources import cache_file, data_root
 
@@ -17,8 +25,15 @@ from esper.runtime.data.sources import cache_file, data_root
 def text_dataset(length: int = 1000) -> Dataset:
     tokens = torch.arange(length) % 251
     tokens = tokens.to(torch.uint8)
-    return Dataset(name="text", kind="text", train_x=tokens, train_y=tokens[1:], test_x=tokens[:200], test_y=tokens[1:200],
-                   num_classes=251)
+    return Dataset(
+        name="text",
+        kind="text",
+        train_x=tokens,
+        train_y=tokens[1:],
+        test_x=tokens[:200],
+        test_y=tokens[1:200],
+        num_classes=251,
+    )
 
 
 def test_digits() -> None:
@@ -38,13 +53,17 @@ def test_digits() -> None:
 def test_digits_parts_do_not_overlap_and_keep_their_images() -> None:
     data = load_dataset("digits")
     seen = {bytes(image.numpy().tobytes()) for image in data.train_x}
-    assert not any(bytes(image.numpy().tobytes()) in seen for image in data.test_x)  # no image occurs twice in the set
+    assert not any(
+        bytes(image.numpy().tobytes()) in seen for image in data.test_x
+    )  # no image occurs twice in the set
     zero, one = (data.train_x[data.train_y == label, 0].double().mean(0) for label in (0, 1))
     assert zero[3:5, 3:5].mean() < 2 < one[3:5, 3:5].mean()  # a zero has a hole in the middle
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(DataError, match="unknown dataset 'mnist'; allowed: digits, cifar10, fashion_mnist, sotu, tinystories"):
+    with pytest.raises(
+        DataError, match="unknown dataset 'mnist'; allowed: digits, cifar10, fashion_mnist, sotu, tinystories"
+    ):
         load_dataset("mnist")
     assert issubclass(DataError, EsperError)
     assert dataset_names() == ["digits", "cifar10", "fashion_mnist", "sotu", "tinystories", "synthetic"]
@@ -56,7 +75,9 @@ def test_synthetic_is_deterministic_and_has_any_shape() -> None:
     assert torch.equal(a.train_x, b.train_x)
     assert torch.equal(a.test_y, b.test_y)
     assert load_dataset("synthetic").train_x.shape == (5000, 3, 32, 32)
-    assert not torch.equal(synthetic_dataset((1, 4, 4), seed=1).train_x, synthetic_dataset((1, 4, 4), seed=2).train_x)
+    assert not torch.equal(
+        synthetic_dataset((1, 4, 4), seed=1).train_x, synthetic_dataset((1, 4, 4), seed=2).train_x
+    )
     prototypes = torch.stack([a.train_x[a.train_y == c].double().mean(0) for c in range(10)])
     nearest = torch.cdist(a.test_x.double().flatten(1), prototypes.flatten(1)).argmin(1)
     assert (nearest == a.test_y).double().mean() > 0.9  # the classes can be told apart
@@ -104,7 +125,9 @@ def test_text_split_shares_no_token() -> None:
 
 def test_split_errors() -> None:
     data = load_dataset("digits")
-    with pytest.raises(DataError, match="val_size 1347 of 1347 samples for training in digits; allowed: 0 to 1346"):
+    with pytest.raises(
+        DataError, match="val_size 1347 of 1347 samples for training in digits; allowed: 0 to 1346"
+    ):
         validation_split(data, 1347, 0)
     with pytest.raises(DataError, match="val_size -1"):
         validation_split(data, -1, 0)

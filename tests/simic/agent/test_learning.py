@@ -1,4 +1,5 @@
 """The agent learns tasks whose best play is known. One seed here; `make test-slow` needs three of three."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,5 @@
 """Running statistics against numpy, the reward scale's promises, and PopArt's exact rescaling."""
+
 from __future__ import annotations
 
 import json
@@ -97,13 +98,22 @@ class TestRewardNormalizer:
 
 class TestPopArt:
     @pytest.mark.parametrize("decay", [1.0, 0.9])
-    @pytest.mark.parametrize(("dtype", "rounds", "tolerance"), [
-        (torch.float64, ((100.0, 5.0), (-3.0, 0.2), (40.0, 30.0)), 1e-9),
-        (torch.float32, ((0.5, 0.2), (0.7, 0.05), (0.9, 0.1)), 1e-6),
-    ])
-    def test_values_stay_and_targets_become_standard(self, decay: float, dtype: torch.dtype, rounds, tolerance: float) -> None:
+    @pytest.mark.parametrize(
+        ("dtype", "rounds", "tolerance"),
+        [
+            (torch.float64, ((100.0, 5.0), (-3.0, 0.2), (40.0, 30.0)), 1e-9),
+            (torch.float32, ((0.5, 0.2), (0.7, 0.05), (0.9, 0.1)), 1e-6),
+        ],
+    )
+    def test_values_stay_and_targets_become_standard(
+        self, decay: float, dtype: torch.dtype, rounds, tolerance: float
+    ) -> None:
         torch.manual_seed(0)
-        out, mean, scale = nn.Linear(16, 1, dtype=dtype), torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+        out, mean, scale = (
+            nn.Linear(16, 1, dtype=dtype),
+            torch.zeros((), dtype=dtype),
+            torch.ones((), dtype=dtype),
+        )
         popart = PopArt(out, mean, scale, decay=decay)
         x, rng = torch.randn(32, 16, dtype=dtype), np.random.default_rng(0)
         weight, sums = 0.0, np.zeros(2)
@@ -119,7 +129,9 @@ class TestPopArt:
             expected_scale = np.sqrt(sums[1] / weight - expected_mean**2)
             assert float(mean) == pytest.approx(expected_mean, rel=1e-6)
             assert float(scale) == pytest.approx(expected_scale, rel=1e-6)
-            np.testing.assert_allclose(popart.normalize(returns).numpy(), (r - expected_mean) / expected_scale, atol=2e-6)
+            np.testing.assert_allclose(
+                popart.normalize(returns).numpy(), (r - expected_mean) / expected_scale, atol=2e-6
+            )
 
     def test_constant_returns_do_not_divide_by_nothing(self) -> None:
         out, mean, scale = nn.Linear(2, 1), torch.zeros(()), torch.ones(())

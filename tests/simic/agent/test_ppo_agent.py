@@ -1,4 +1,6 @@
-"""The agent as a whole: exact repetition, agreement of acting and learning, trust region, guards and checkpoints."""
+"""The agent as a whole: exact repetition, agreement of acting and learning, trust region, guards and
+checkpoints."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -20,8 +22,11 @@ def make(toys, config: PPOConfig | None = None, *, envs: int = 6, delay: int = 7
     return toy, toys.make_agent(toy, config or PPOConfig(epochs=4), seed=5, hidden=32)
 
 
-def play(toy, agent: PPOAgent, episode: int, start: int = 0, stop: int | None = None, *, penalty: bool = True) -> None:
-    """Steps of one rollout: env 1 panics at step 3 with broken sensors, env 2 is cut and restarted, the rest plays on.
+def play(
+    toy, agent: PPOAgent, episode: int, start: int = 0, stop: int | None = None, *, penalty: bool = True
+) -> None:
+    """Steps of one rollout: env 1 panics at step 3 with broken sensors, env 2 is cut and restarted, the rest
+    plays on.
 
     The rollout's hidden state is kept by the caller in `agent.carried`.
     """
@@ -45,8 +50,15 @@ def play(toy, agent: PPOAgent, episode: int, start: int = 0, stop: int | None = 
         step = agent.act(obs, agent.carried, masks, uniforms=uniforms[:, t], reset=reset)
         if penalty and t == 3:
             obs.base[1] = torch.nan
-        agent.record(obs, masks, step, reward=toy.reward(step.actions), terminal=torch.full((toy.envs,), toy.terminal()),
-                     reset=reset, valid=valid)
+        agent.record(
+            obs,
+            masks,
+            step,
+            reward=toy.reward(step.actions),
+            terminal=torch.full((toy.envs,), toy.terminal()),
+            reset=reset,
+            valid=valid,
+        )
         agent.carried = step.hidden
 
 
@@ -119,11 +131,17 @@ def test_the_learning_rate_follows_its_schedule(toys) -> None:
 
 @pytest.mark.parametrize("imitation_lr", [None, 2e-3])
 def test_imitation_has_a_step_size_of_its_own_and_schedules_wait_for_it(toys, imitation_lr) -> None:
-    toy, agent = make(toys, PPOConfig(lr=1e-3, lr_end=0.0, anneal_updates=2, epochs=1, imitation_lr=imitation_lr))
+    toy, agent = make(
+        toys, PPOConfig(lr=1e-3, lr_end=0.0, anneal_updates=2, epochs=1, imitation_lr=imitation_lr)
+    )
     seen = []
     for episode, imitate in enumerate((True, True, False, False, False)):
         play(toy, agent, episode, penalty=False)
-        before = {name: t.clone() for name, t in agent.policy.network.named_parameters() if not name.startswith("value_")}
+        before = {
+            name: t.clone()
+            for name, t in agent.policy.network.named_parameters()
+            if not name.startswith("value_")
+        }
         seen.append(agent.update(imitate=imitate).learning_rate)
         after = dict(agent.policy.network.named_parameters())
         assert all(torch.equal(t, after[name]) for name, t in before.items()) is (seen[-1] == 0.0)
@@ -212,7 +230,11 @@ class TestCheckpoint:
         _, agent = make(toys)
         agent.save(tmp_path / "agent")
         with pytest.raises(StructureError, match=r"config.clip is 0.2 in the file and 0.3 here"):
-            PPOAgent.load(tmp_path / "agent", feature_schema=FEATURES, config=dataclasses.replace(agent.config, clip=0.3))
+            PPOAgent.load(
+                tmp_path / "agent",
+                feature_schema=FEATURES,
+                config=dataclasses.replace(agent.config, clip=0.3),
+            )
         with pytest.raises(StructureError, match="features is '' in the file and 'others' here"):
             PPOAgent.load(tmp_path / "agent", feature_schema="others")
         agent.policy.save(tmp_path / "policy")
@@ -223,7 +245,9 @@ class TestCheckpoint:
     def test_missing_fields_are_named(self, toys, missing: str) -> None:
         tensors, meta = make(toys)[1].state()
         with pytest.raises(StructureError, match=rf"field header\.{missing} is missing"):
-            PPOAgent.from_state(tensors, {k: v for k, v in meta.items() if k != missing}, feature_schema=FEATURES)
+            PPOAgent.from_state(
+                tensors, {k: v for k, v in meta.items() if k != missing}, feature_schema=FEATURES
+            )
 
     @pytest.mark.parametrize("name", ["network.value_out.bias", "adam.exp_avg.value_out.bias"])
     def test_missing_or_misshapen_tensors_are_named(self, toys, name: str) -> None:
@@ -232,8 +256,12 @@ class TestCheckpoint:
         agent.update()
         tensors, meta = agent.state()
         with pytest.raises(StructureError, match=f"tensor '{name.split('.', 1)[1]}' is missing"):
-            PPOAgent.from_state({k: v for k, v in tensors.items() if k != name}, meta, feature_schema=FEATURES)
-        with pytest.raises(StructureError, match=r"shape of .*value_out.bias is \(3,\) in the file and \(1,\) here"):
+            PPOAgent.from_state(
+                {k: v for k, v in tensors.items() if k != name}, meta, feature_schema=FEATURES
+            )
+        with pytest.raises(
+            StructureError, match=r"shape of .*value_out.bias is \(3,\) in the file and \(1,\) here"
+        ):
             PPOAgent.from_state({**tensors, name: torch.zeros(3)}, meta, feature_schema=FEATURES)
         with pytest.raises(StructureError, match=r"tensor 'else.x' belongs to no part"):
             PPOAgent.from_state({**tensors, "else.x": torch.zeros(3)}, meta, feature_schema=FEATURES)
@@ -244,6 +272,8 @@ class TestCheckpoint:
         agent.update()
         agent.save(tmp_path / "agent")
         tensors = safetensors.torch.load_file(tmp_path / "agent")
-        assert sum(name.startswith("adam.exp_avg_sq.") for name in tensors) == len(list(agent.policy.network.parameters()))
+        assert sum(name.startswith("adam.exp_avg_sq.") for name in tensors) == len(
+            list(agent.policy.network.parameters())
+        )
         with safetensors.safe_open(tmp_path / "agent", "pt") as file:
             assert json.loads(file.metadata()["esper"])["updates"] == 1

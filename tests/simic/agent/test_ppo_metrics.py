@@ -1,4 +1,5 @@
 """The update's record: several updates reduce to one."""
+
 from __future__ import annotations
 
 from dataclasses import fields
@@ -10,7 +11,9 @@ from esper.simic.agent.ppo_metrics import PPOUpdateMetrics, aggregate
 
 
 def record(value: float) -> PPOUpdateMetrics:
-    return PPOUpdateMetrics(**{f.name: (value,) * 8 if "tuple" in str(f.type) else value for f in fields(PPOUpdateMetrics)})
+    return PPOUpdateMetrics(
+        **{f.name: (value,) * 8 if "tuple" in str(f.type) else value for f in fields(PPOUpdateMetrics)}
+    )
 
 
 def test_aggregation_follows_the_reducers() -> None:

@@ -1,4 +1,5 @@
 """The rollout buffer: columns, segments, penalties and the flags that keep undecided rows out of learning."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,18 +15,43 @@ E, T, S = 3, 5, 2
 def write(toys):
     """A function that adds one column, filled with numbers that tell where they came from."""
 
-    def add(buffer: RolloutBuffer, *, reward: float = 1.0, terminal=False, reset=False, valid=True, masks=None,
-            broken: bool = False) -> None:
+    def add(
+        buffer: RolloutBuffer,
+        *,
+        reward: float = 1.0,
+        terminal=False,
+        reset=False,
+        valid=True,
+        masks=None,
+        broken: bool = False,
+    ) -> None:
         t = buffer.length
-        obs = PolicyObservation(torch.full((E, 4), torch.nan if broken else float(t)), torch.full((E, S, 3), float(t)),
-                                torch.full((E, S), t))
+        obs = PolicyObservation(
+            torch.full((E, 4), torch.nan if broken else float(t)),
+            torch.full((E, S, 3), float(t)),
+            torch.full((E, S), t),
+        )
         actions = torch.tensor(IRRELEVANT_VALUES).repeat(E, 1)
         actions[:, -1] = OP_FOSSILIZE
-        step = PolicyStep(actions=actions, log_prob=torch.full((E,), -0.5), head_log_probs=torch.full((E, 8), -0.1),
-                          value=torch.full((E,), 10.0 + t), op_probs=torch.ones(E, 6), hidden=None)
+        step = PolicyStep(
+            actions=actions,
+            log_prob=torch.full((E,), -0.5),
+            head_log_probs=torch.full((E, 8), -0.1),
+            value=torch.full((E,), 10.0 + t),
+            op_probs=torch.ones(E, 6),
+            hidden=None,
+        )
         flag = [torch.as_tensor(f).expand(E).clone() for f in (terminal, reset, valid)]
-        buffer.add(obs, masks or toys.open_masks(E, S), step, reward=torch.full((E,), reward), terminal=flag[0], reset=flag[1],
-                   epsilon=0.25, valid=flag[2])
+        buffer.add(
+            obs,
+            masks or toys.open_masks(E, S),
+            step,
+            reward=torch.full((E,), reward),
+            terminal=flag[0],
+            reset=flag[1],
+            epsilon=0.25,
+            valid=flag[2],
+        )
 
     return add
 
@@ -102,7 +128,9 @@ def test_every_segment_must_be_closed(write, ending: str) -> None:
         write(buffer, reset=True, terminal=True)
     elif ending == "invalid":
         write(buffer, valid=torch.tensor([True, False, True]), terminal=True)
-    with pytest.raises(EsperError, match="env 1: the segment that ends at step 0 is neither terminal nor truncated"):
+    with pytest.raises(
+        EsperError, match="env 1: the segment that ends at step 0 is neither terminal nor truncated"
+    ):
         buffer.finish()
     buffer.truncate([(1, 0)], torch.tensor([4.0]))
     batch = buffer.finish()
@@ -149,14 +177,18 @@ class TestPenalty:
         write(buffer)
         for panic in range(3):
             assert buffer.add_penalty(0, -1.0)
-            write(buffer, valid=torch.tensor([False, True, True]), reset=torch.tensor([panic > 0, False, False]))
+            write(
+                buffer, valid=torch.tensor([False, True, True]), reset=torch.tensor([panic > 0, False, False])
+            )
         assert buffer.columns["reward"][0, 0] == -2.0
 
     def test_an_episode_without_a_decision_cannot_be_charged(self, write) -> None:
         buffer = make()
         assert not buffer.add_penalty(0, -1.0)
         write(buffer, terminal=True)
-        assert not buffer.add_penalty(0, -1.0), "the previous episode is over and must not pay for the next one"
+        assert not buffer.add_penalty(0, -1.0), (
+            "the previous episode is over and must not pay for the next one"
+        )
         write(buffer, valid=torch.tensor([False, True, True]), reset=True)
         assert not buffer.add_penalty(0, -1.0)
         assert buffer.columns["reward"][0, 0] == 1.0

@@ -1,7 +1,8 @@
 """Small tasks with known answers, and the loop that trains an agent on them through its public surface.
 
-E envs, S slots. Every task yields observations and masks for its step `t` and pays for the actions taken there.
-"""
+E envs, S slots. Every task yields observations and masks for its step `t` and pays for the actions taken
+there."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -9,7 +10,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, OP_FOSSILIZE, OP_WAIT, RELEVANCE, ActionMasks, PolicyObservation, head_sizes
+from esper.leyline import (
+    HEAD_NAMES,
+    OP_FOSSILIZE,
+    OP_WAIT,
+    RELEVANCE,
+    ActionMasks,
+    PolicyObservation,
+    head_sizes,
+)
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
@@ -20,13 +29,17 @@ OP = HEAD_NAMES.index("op")
 def open_masks(envs: int, slots: int) -> ActionMasks:
     """Everything is legal."""
     _, *parameters, ops = head_sizes(slots)
-    return ActionMasks(torch.ones(envs, ops, dtype=torch.bool), torch.ones(envs, ops, slots, dtype=torch.bool),
-                       *(torch.ones(envs, n, dtype=torch.bool) for n in parameters))
+    return ActionMasks(
+        torch.ones(envs, ops, dtype=torch.bool),
+        torch.ones(envs, ops, slots, dtype=torch.bool),
+        *(torch.ones(envs, n, dtype=torch.bool) for n in parameters),
+    )
 
 
 @dataclass
 class MaskedBandit:
-    """One-step episodes: a context, slots of visible quality and random masks; an op pays by context, a slot by quality."""
+    """One-step episodes: a context, slots of visible quality and random masks; an op pays by context, a slot
+    by quality."""
 
     envs: int
     seed: int
@@ -40,7 +53,9 @@ class MaskedBandit:
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
         # Each op is worth something else in each context, the best one 1.
-        self.table = torch.stack([torch.randperm(6, generator=self.generator) / 5.0 for _ in range(self.base_dim)])
+        self.table = torch.stack(
+            [torch.randperm(6, generator=self.generator) / 5.0 for _ in range(self.base_dim)]
+        )
 
     def observe(self) -> tuple[PolicyObservation, ActionMasks]:
         self.context = torch.randint(self.base_dim, (self.envs,), generator=self.generator)
@@ -52,7 +67,9 @@ class MaskedBandit:
         masks.slot_by_op[..., 0] |= ~masks.slot_by_op.any(-1)
         self.masks = masks
         base = torch.nn.functional.one_hot(self.context, self.base_dim).float()
-        return PolicyObservation(base, self.quality.unsqueeze(-1), torch.full((self.envs, self.slots), -1)), masks
+        return PolicyObservation(
+            base, self.quality.unsqueeze(-1), torch.full((self.envs, self.slots), -1)
+        ), masks
 
     def reward(self, actions: Tensor) -> Tensor:
         pays = self.table[self.context]
@@ -72,10 +89,11 @@ class MaskedBandit:
 
 @dataclass
 class Recall:
-    """A cue at step 0, nothing after it, and at the last step the answer that the cue asked for; nothing else pays.
+    """A cue at step 0, nothing after it, and at the last step the answer that the cue asked for; nothing else
+    pays.
 
-    `free`: the answer's op is legal all along, so that most decisions mean nothing and credit has to find the last one.
-    """
+    `free`: the answer's op is legal all along, so that most decisions mean nothing and credit has to find the
+    last one."""
 
     envs: int
     seed: int
@@ -100,7 +118,9 @@ class Recall:
         masks.op[:] = False
         masks.op[:, OP_WAIT] = True
         masks.op[:, OP_FOSSILIZE] = self.free or self.t == self.delay
-        return PolicyObservation(base, torch.zeros(self.envs, self.slots, 1), torch.full((self.envs, self.slots), -1)), masks
+        return PolicyObservation(
+            base, torch.zeros(self.envs, self.slots, 1), torch.full((self.envs, self.slots), -1)
+        ), masks
 
     def reward(self, actions: Tensor) -> Tensor:
         right = (actions[:, OP] == OP_FOSSILIZE) == self.cue.bool()
@@ -115,7 +135,8 @@ class Recall:
 
 @dataclass
 class Identity:
-    """The observation names the op and its parameters and marks the slot; each relevant head that agrees pays its share."""
+    """The observation names the op and its parameters and marks the slot; each relevant head that agrees pays
+    its share."""
 
     envs: int
     seed: int
@@ -131,9 +152,13 @@ class Identity:
         self.relevance = torch.tensor(RELEVANCE)
 
     def observe(self) -> tuple[PolicyObservation, ActionMasks]:
-        self.asked = torch.stack([torch.randint(n, (self.envs,), generator=self.generator) for n in self.sizes], dim=1)
+        self.asked = torch.stack(
+            [torch.randint(n, (self.envs,), generator=self.generator) for n in self.sizes], dim=1
+        )
         told = [torch.nn.functional.one_hot(self.asked[:, h], n).float() for h, n in enumerate(self.sizes)]
-        obs = PolicyObservation(torch.cat(told[1:], dim=1), told[0].unsqueeze(-1), torch.full((self.envs, self.slots), -1))
+        obs = PolicyObservation(
+            torch.cat(told[1:], dim=1), told[0].unsqueeze(-1), torch.full((self.envs, self.slots), -1)
+        )
         return obs, open_masks(self.envs, self.slots)
 
     def reward(self, actions: Tensor) -> Tensor:
@@ -155,11 +180,19 @@ Toy = MaskedBandit | Recall | Identity
 def make_agent(toy: Toy, config: PPOConfig, *, seed: int, hidden: int = 64) -> PPOAgent:
     torch.manual_seed(seed)
     network = TamiyoNetwork(toy.base_dim, toy.slot_dim, hidden=hidden, slot_hidden=32)
-    return PPOAgent(RecurrentPolicy(network), config, num_envs=toy.envs, num_steps=toy.steps, num_slots=toy.slots, seed=seed)
+    return PPOAgent(
+        RecurrentPolicy(network),
+        config,
+        num_envs=toy.envs,
+        num_steps=toy.steps,
+        num_slots=toy.slots,
+        seed=seed,
+    )
 
 
 def rollout(toy: Toy, agent: PPOAgent, episode: int, *, learn: bool = True, forget: bool = False) -> float:
-    """Play one rollout and return the share of the best possible reward; `learn` records it, `forget` blanks the memory."""
+    """Play one rollout and return the share of the best possible reward; `learn` records it, `forget` blanks
+    the memory."""
     hidden = agent.initial_hidden()
     agent.begin_rollout(hidden)
     uniforms = action_uniforms(agent.seed, episode, range(toy.envs), toy.steps)
@@ -172,7 +205,9 @@ def rollout(toy: Toy, agent: PPOAgent, episode: int, *, learn: bool = True, forg
         reward = toy.reward(step.actions)
         earned, possible = earned + reward.sum().item(), possible + toy.best().sum().item()
         if learn:
-            agent.record(obs, masks, step, reward=reward, terminal=torch.full((toy.envs,), toy.terminal()), reset=reset)
+            agent.record(
+                obs, masks, step, reward=reward, terminal=torch.full((toy.envs,), toy.terminal()), reset=reset
+            )
         hidden = step.hidden
     return earned / possible
 

@@ -1,4 +1,5 @@
 """Attribution: every read against brute force, Shapley values against their axioms."""
+
 from __future__ import annotations
 
 import math
@@ -23,7 +24,7 @@ percent = st.floats(0, 100)
 @st.composite
 def games(draw: st.DrawFn, smallest: int = 0, largest: int = 4) -> Game:
     """Any loss and accuracy for every coalition of a few slots."""
-    slots = SLOTS[:draw(st.integers(smallest, largest))]
+    slots = SLOTS[: draw(st.integers(smallest, largest))]
     return {coalition: (draw(percent), draw(percent)) for coalition in all_coalitions(slots)}
 
 
@@ -31,8 +32,14 @@ def random_game(count: int, seed: int, order: int = 3) -> dict[Coalition, tuple[
     """Effects of single seeds, pairs and triples."""
     g = torch.Generator().manual_seed(seed)
     slots = SLOTS[:count]
-    effects = {c: float(torch.randn((), generator=g, dtype=torch.float64)) for c in all_coalitions(slots) if len(c) <= order}
-    return {c: (0.0, sum(effect for part, effect in effects.items() if part <= c)) for c in all_coalitions(slots)}
+    effects = {
+        c: float(torch.randn((), generator=g, dtype=torch.float64))
+        for c in all_coalitions(slots)
+        if len(c) <= order
+    }
+    return {
+        c: (0.0, sum(effect for part, effect in effects.items() if part <= c)) for c in all_coalitions(slots)
+    }
 
 
 def table(game: Game, fossilized: Coalition = frozenset()) -> CoalitionTable:
@@ -49,11 +56,11 @@ def by_permutations(game: Game) -> dict[str, float]:
     total = dict.fromkeys(slots, 0.0)
     for order in permutations(slots):
         for i, slot in enumerate(order):
-            total[slot] += game[frozenset(order[:i + 1])][1] - game[frozenset(order[:i])][1]
+            total[slot] += game[frozenset(order[: i + 1])][1] - game[frozenset(order[:i])][1]
     return {slot: value / math.factorial(len(slots)) for slot, value in total.items()}
 
 
-# -- reads -------------------------------------------------------------------------------------------------------------------
+# -- reads ---------------------------------------------------------------------------------------------------
 
 
 @given(games(), st.data())
@@ -102,16 +109,26 @@ def test_a_network_without_seeds() -> None:
     assert t.shapley() == {}
 
 
-# -- what is missing -----------------------------------------------------------------------------------------------------------
+# -- what is missing -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("missing", "read"), [
-    ({"r0c0", "r0c1", "r0c2"}, lambda t: t.full), (set(), lambda t: t.empty), ({"r0c1"}, lambda t: t.committed),
-    ({"r0c0"}, lambda t: t.solo("r0c0")), ({"r0c0", "r0c2"}, lambda t: t.pair("r0c0", "r0c2")),
-    ({"r0c0", "r0c2"}, lambda t: t.leave_one_out("r0c1")), (set(), lambda t: t.interaction("r0c0", "r0c1")),
-    ({"r0c1", "r0c2"}, lambda t: t.interaction_sum("r0c2")), ({"r0c1", "r0c2"}, lambda t: t.boost_received("r0c2")),
-    ({"r0c1", "r0c2"}, lambda t: t.shapley()), (set(), lambda t: t.shapley()), ({"r0c1"}, lambda t: t.shapley()),
-])
+@pytest.mark.parametrize(
+    ("missing", "read"),
+    [
+        ({"r0c0", "r0c1", "r0c2"}, lambda t: t.full),
+        (set(), lambda t: t.empty),
+        ({"r0c1"}, lambda t: t.committed),
+        ({"r0c0"}, lambda t: t.solo("r0c0")),
+        ({"r0c0", "r0c2"}, lambda t: t.pair("r0c0", "r0c2")),
+        ({"r0c0", "r0c2"}, lambda t: t.leave_one_out("r0c1")),
+        (set(), lambda t: t.interaction("r0c0", "r0c1")),
+        ({"r0c1", "r0c2"}, lambda t: t.interaction_sum("r0c2")),
+        ({"r0c1", "r0c2"}, lambda t: t.boost_received("r0c2")),
+        ({"r0c1", "r0c2"}, lambda t: t.shapley()),
+        (set(), lambda t: t.shapley()),
+        ({"r0c1"}, lambda t: t.shapley()),
+    ],
+)
 def test_a_missing_coalition_is_named(missing: set[str], read: Callable[[CoalitionTable], object]) -> None:
     game = random_game(3, 0)
     read(table(game, frozenset({"r0c1"})))
@@ -123,14 +140,23 @@ def test_a_missing_coalition_is_named(missing: set[str], read: Callable[[Coaliti
 
 def test_above_four_slots_a_table_without_one_complete_order_says_where_they_end() -> None:
     game = {c: score for c, score in random_game(5, 0).items() if len(c) != 3}
-    with pytest.raises(MissingCoalitionError, match=r"from \{r0c0, r0c1\} none of the next .*, such as \{r0c0, r0c1, r0c2\}"):
+    with pytest.raises(
+        MissingCoalitionError, match=r"from \{r0c0, r0c1\} none of the next .*, such as \{r0c0, r0c1, r0c2\}"
+    ):
         table(game).shapley()
 
 
-@pytest.mark.parametrize("read", [
-    lambda t: t.solo("r9c9"), lambda t: t.pair("r0c0", "r9c9"), lambda t: t.leave_one_out("r9c9"),
-    lambda t: t.interaction_sum("r9c9"), lambda t: t.boost_received("r9c9"), lambda t: t.has_pairs("r9c9"),
-])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda t: t.solo("r9c9"),
+        lambda t: t.pair("r0c0", "r9c9"),
+        lambda t: t.leave_one_out("r9c9"),
+        lambda t: t.interaction_sum("r9c9"),
+        lambda t: t.boost_received("r9c9"),
+        lambda t: t.has_pairs("r9c9"),
+    ],
+)
 def test_an_unknown_slot_lists_the_known(read: Callable[[CoalitionTable], object]) -> None:
     with pytest.raises(SlotIdError, match=r"'r9c9' has no blended seed here; allowed: r0c0, r0c1"):
         read(table(random_game(2, 0)))
@@ -146,7 +172,7 @@ def test_fossils_must_be_blended() -> None:
         table(random_game(2, 0), frozenset({"r0c3"}))
 
 
-# -- Shapley -------------------------------------------------------------------------------------------------------------------
+# -- Shapley -------------------------------------------------------------------------------------------------
 
 
 @given(games(smallest=1))
@@ -156,7 +182,9 @@ def test_exact_against_all_orders(game: Game) -> None:
         assert found[slot].value == pytest.approx(value, abs=1e-9)
         assert found[slot].standard_error == 0.0
     # Efficiency: the values share out exactly what the seeds give together.
-    assert sum(v.value for v in found.values()) == pytest.approx(table(game).full.accuracy - table(game).empty.accuracy, abs=1e-9)
+    assert sum(v.value for v in found.values()) == pytest.approx(
+        table(game).full.accuracy - table(game).empty.accuracy, abs=1e-9
+    )
 
 
 @given(games(smallest=1, largest=3))
@@ -174,7 +202,9 @@ def test_seeds_that_do_the_same_get_the_same(count: int, data: st.DataObject) ->
     """A game in which only the number of seeds counts."""
     accuracy = [data.draw(percent) for _ in range(count + 1)]
     found = table({c: (0.0, accuracy[len(c)]) for c in all_coalitions(SLOTS[:count])}).shapley()
-    assert all(v.value == pytest.approx((accuracy[-1] - accuracy[0]) / count, abs=1e-9) for v in found.values())
+    assert all(
+        v.value == pytest.approx((accuracy[-1] - accuracy[0]) / count, abs=1e-9) for v in found.values()
+    )
 
 
 def test_a_complete_table_of_many_seeds_is_exact_too() -> None:
@@ -195,7 +225,9 @@ def test_sampled_values_share_out_exactly_and_know_their_error(fossils: int) -> 
         assert len(wanted) < len(game)
         t = table({c: game[c] for c in wanted}, fossilized)
         found, exact = t.shapley(), by_permutations(game)
-        assert sum(v.value for v in found.values()) == pytest.approx(t.full.accuracy - t.empty.accuracy, abs=1e-9)
+        assert sum(v.value for v in found.values()) == pytest.approx(
+            t.full.accuracy - t.empty.accuracy, abs=1e-9
+        )
         assert all(v.standard_error > 0 for v in found.values())
         squares += [((found[s].value - exact[s]) / found[s].standard_error) ** 2 for s in SLOTS]
     # In units of the standard error the mistakes are about 1: the error is neither hidden nor inflated.
@@ -211,21 +243,28 @@ def test_sampled_values_of_seeds_without_interaction_are_exact() -> None:
         assert found[slot].standard_error == pytest.approx(0.0, abs=1e-6)
 
 
-# -- what to evaluate ------------------------------------------------------------------------------------------------------------
+# -- what to evaluate ----------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 1000))
 def test_every_read_works_on_what_is_required(count: int, fossils: int, seed: int) -> None:
     slots = [f"r0c{i}" for i in range(count)]
-    fossilized = frozenset(slots[:min(fossils, count)])
+    fossilized = frozenset(slots[: min(fossils, count)])
     wanted = required_coalitions(slots, fossilized, torch.Generator().manual_seed(seed))
     assert len(wanted) == len(set(wanted))
     t = table({c: (1.0, float(len(c))) for c in wanted}, fossilized)
     assert (t.full.accuracy, t.empty.accuracy, t.committed.accuracy) == (count, 0.0, len(fossilized))
     assert set(t.shapley()) == set(slots)
     for slot in slots:
-        assert (t.leave_one_out(slot), t.solo(slot).accuracy, t.interaction_sum(slot), t.boost_received(slot)) == (1, 1, 0, 0)
-        assert t.accuracy(fossilized | {slot}) == len(fossilized | {slot})  # what fossilizing this one would commit
+        assert (
+            t.leave_one_out(slot),
+            t.solo(slot).accuracy,
+            t.interaction_sum(slot),
+            t.boost_received(slot),
+        ) == (1, 1, 0, 0)
+        assert t.accuracy(fossilized | {slot}) == len(
+            fossilized | {slot}
+        )  # what fossilizing this one would commit
 
 
 def test_all_subsets_of_few_the_default_ones_and_a_few_more_of_many() -> None:
@@ -234,4 +273,7 @@ def test_all_subsets_of_few_the_default_ones_and_a_few_more_of_many() -> None:
     wanted = set(required_coalitions(SLOTS, frozenset(SLOTS[1:4]), torch.Generator().manual_seed(0)))
     extra = wanted - few
     assert few <= wanted
-    assert all(len(c) == 2 or c == frozenset(SLOTS[1:4]) or (c > frozenset(SLOTS[1:4]) and len(c) == 4) for c in extra)
+    assert all(
+        len(c) == 2 or c == frozenset(SLOTS[1:4]) or (c > frozenset(SLOTS[1:4]) and len(c) == 4)
+        for c in extra
+    )

@@ -1,4 +1,6 @@
-"""Terms, modes and Φ on hand-made states: every amount against a number worked out here, and the incentives that must hold."""
+"""Terms, modes and Φ on hand-made states: every amount against a number worked out here, and the incentives
+that must hold."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +41,13 @@ from esper.simic.rewards import (
 )
 from esper.simic.rewards.contribution import MODES
 
-G, T, B, H, F = (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED)
+G, T, B, H, F = (
+    SeedStage.GERMINATED,
+    SeedStage.TRAINING,
+    SeedStage.BLENDING,
+    SeedStage.HOLDING,
+    SeedStage.FOSSILIZED,
+)
 PRICES = ObjectiveConfig(size_price=0.05, waste_price=0.02, rollback_price=0.1)
 HOST = 1000
 GAMMA = 0.9
@@ -47,44 +55,113 @@ J_MODES = (RewardMode.SPARSE, RewardMode.SHAPED, RewardMode.ESCROW)
 ALL = [*((RewardFamily.CONTRIBUTION, mode) for mode in RewardMode), (RewardFamily.LOSS, RewardMode.SHAPED)]
 
 
-def report(stage: SeedStage, slot: str = "r0c0", *, number: int = 0, params: int = 10, alpha: float | None = None, age: int = 5,
-           boost: float | None = None, leaving: bool = False) -> SeedStateReport:
+def report(
+    stage: SeedStage,
+    slot: str = "r0c0",
+    *,
+    number: int = 0,
+    params: int = 10,
+    alpha: float | None = None,
+    age: int = 5,
+    boost: float | None = None,
+    leaving: bool = False,
+) -> SeedStateReport:
     blended = stage in (B, H, F)
     alpha = float(blended) if alpha is None else alpha
     return SeedStateReport(
-        slot_id=slot, seed_id=f"{slot}-{number}", blueprint_id="norm", blueprint_index=1, stage=stage, alpha=alpha,
-        alpha_target=0.0 if leaving else float(blended), alpha_mode=AlphaMode.DOWN if leaving else AlphaMode.HOLD,
-        alpha_steps_total=0, alpha_steps_done=0, alpha_velocity=0.0, alpha_algorithm=AlphaAlgorithm.ADD, tempo_epochs=3,
-        can_advance=False, can_fossilize=False, can_retarget=False, can_prune=False,
-        metrics=SeedMetrics(epochs_total=age, params=params, host_params=HOST, boost_received=boost))
+        slot_id=slot,
+        seed_id=f"{slot}-{number}",
+        blueprint_id="norm",
+        blueprint_index=1,
+        stage=stage,
+        alpha=alpha,
+        alpha_target=0.0 if leaving else float(blended),
+        alpha_mode=AlphaMode.DOWN if leaving else AlphaMode.HOLD,
+        alpha_steps_total=0,
+        alpha_steps_done=0,
+        alpha_velocity=0.0,
+        alpha_algorithm=AlphaAlgorithm.ADD,
+        tempo_epochs=3,
+        can_advance=False,
+        can_fossilize=False,
+        can_retarget=False,
+        can_prune=False,
+        metrics=SeedMetrics(epochs_total=age, params=params, host_params=HOST, boost_received=boost),
+    )
 
 
-def state(accuracy: float = 60.0, committed: float = 60.0, *reports: SeedStateReport, loss: float = 1.0,
-          contributions: dict[str, float] | None = None, committed_loss: float | None = None,
-          germinated: int | None = None) -> EnvMeasure:
+def state(
+    accuracy: float = 60.0,
+    committed: float = 60.0,
+    *reports: SeedStateReport,
+    loss: float = 1.0,
+    contributions: dict[str, float] | None = None,
+    committed_loss: float | None = None,
+    germinated: int | None = None,
+) -> EnvMeasure:
     fossils = [r for r in reports if r.stage is F]
     cooling = [r for r in reports if r.stage is SeedStage.PRUNED]
     germinated = len(reports) if germinated is None else germinated
     return EnvMeasure(
-        accuracy=accuracy, committed_accuracy=committed, loss=loss,
+        accuracy=accuracy,
+        committed_accuracy=committed,
+        loss=loss,
         committed_loss=loss if committed_loss is None else committed_loss,
-        host_params=HOST, committed_params=sum(r.metrics.params for r in fossils), germinated=germinated, fossilized=len(fossils),
-        pruned=len(cooling), rollbacks=0, reports={r.slot_id: r for r in reports}, contributions=contributions or {})
+        host_params=HOST,
+        committed_params=sum(r.metrics.params for r in fossils),
+        germinated=germinated,
+        fossilized=len(fossils),
+        pruned=len(cooling),
+        rollbacks=0,
+        reports={r.slot_id: r for r in reports},
+        contributions=contributions or {},
+    )
 
 
-def step(epoch: int, before: EnvMeasure | None, after: EnvMeasure, op: LifecycleOp = LifecycleOp.WAIT, *, slot: str = "r0c0",
-         executed: bool = True, max_epochs: int = 10, env: int = 0) -> RewardInputs:
+def step(
+    epoch: int,
+    before: EnvMeasure | None,
+    after: EnvMeasure,
+    op: LifecycleOp = LifecycleOp.WAIT,
+    *,
+    slot: str = "r0c0",
+    executed: bool = True,
+    max_epochs: int = 10,
+    env: int = 0,
+) -> RewardInputs:
     wait = FactoredAction.wait()
-    spec = ActionSpec(env_idx=env, op=op, slot_id=slot, slot_index=0, blueprint_id="norm", algorithm=AlphaAlgorithm.ADD,
-                      ramp_curve=1, tempo_epochs=3, alpha_target=1.0, alpha_steps=0, alpha_curve=wait.alpha_curve,
-                      alpha_steepness=12.0)
+    spec = ActionSpec(
+        env_idx=env,
+        op=op,
+        slot_id=slot,
+        slot_index=0,
+        blueprint_id="norm",
+        algorithm=AlphaAlgorithm.ADD,
+        ramp_curve=1,
+        tempo_epochs=3,
+        alpha_target=1.0,
+        alpha_steps=0,
+        alpha_curve=wait.alpha_curve,
+        alpha_steepness=12.0,
+    )
     outcome = ActionOutcome(spec=spec, executed=executed, effective_op=op if executed else LifecycleOp.WAIT)
-    return RewardInputs(env_idx=env, epoch=epoch, max_epochs=max_epochs, outcome=outcome, before=before, after=after)
+    return RewardInputs(
+        env_idx=env, epoch=epoch, max_epochs=max_epochs, outcome=outcome, before=before, after=after
+    )
 
 
-def engine(mode: RewardMode = RewardMode.SHAPED, family: RewardFamily = RewardFamily.CONTRIBUTION, *, gamma: float = GAMMA,
-           prices: ObjectiveConfig = PRICES, num_envs: int = 1, **fields) -> RewardEngine:
-    return RewardEngine(RewardConfig(mode=mode, **fields), prices, gamma=gamma, num_envs=num_envs, family=family)
+def engine(
+    mode: RewardMode = RewardMode.SHAPED,
+    family: RewardFamily = RewardFamily.CONTRIBUTION,
+    *,
+    gamma: float = GAMMA,
+    prices: ObjectiveConfig = PRICES,
+    num_envs: int = 1,
+    **fields,
+) -> RewardEngine:
+    return RewardEngine(
+        RewardConfig(mode=mode, **fields), prices, gamma=gamma, num_envs=num_envs, family=family
+    )
 
 
 Story = list[tuple[EnvMeasure, LifecycleOp]]
@@ -100,10 +177,10 @@ def play(rewards: RewardEngine, story: Story) -> list[RewardComponentsTelemetry]
 
 
 def discounted(paid: Iterable[RewardComponentsTelemetry], gamma: float) -> float:
-    return sum(gamma ** t * reward.total for t, reward in enumerate(paid))
+    return sum(gamma**t * reward.total for t, reward in enumerate(paid))
 
 
-# -- Φ ---------------------------------------------------------------------------------------------------------------------
+# -- Φ -------------------------------------------------------------------------------------------------------
 
 
 def test_the_potential_of_a_bare_host_is_its_accuracy() -> None:
@@ -114,7 +191,9 @@ def test_the_potential_counts_a_blended_seed_by_its_share_and_a_fossil_in_full()
     # host alone 60 %, with the seed 70 %; it has 500 parameters on 1,000: ln 1.5
     rent = 0.05 * math.log(1.5)
     live = state(70.0, 60.0, report(H, params=500), contributions={"r0c0": 10.0})
-    assert potential(live, PRICES, live_share=0.25) == pytest.approx(0.75 * 0.6 + 0.25 * (0.7 - rent), abs=1e-12)
+    assert potential(live, PRICES, live_share=0.25) == pytest.approx(
+        0.75 * 0.6 + 0.25 * (0.7 - rent), abs=1e-12
+    )
     fossil = state(70.0, 70.0, report(F, params=500), contributions={"r0c0": 10.0})
     assert potential(fossil, PRICES, live_share=0.25) == pytest.approx(0.7 - rent, abs=1e-12)
 
@@ -128,17 +207,28 @@ def test_a_seed_that_is_gone_or_going_is_wasted_and_no_longer_counts() -> None:
         assert potential(now, PRICES, live_share=0.5) == pytest.approx(expected, abs=1e-12), gone.stage
 
 
-@given(gain=st.floats(0.0, 40.0), share=st.floats(0.0, 1.0), price=st.floats(0.0, 0.5), params=st.integers(1, 2000))
-def test_the_potential_rises_along_the_lifecycle(gain: float, share: float, price: float, params: int) -> None:
-    """For a seed that is worth its size: from an empty slot to a fossil it never falls, and pruning always costs."""
+@given(
+    gain=st.floats(0.0, 40.0),
+    share=st.floats(0.0, 1.0),
+    price=st.floats(0.0, 0.5),
+    params=st.integers(1, 2000),
+)
+def test_the_potential_rises_along_the_lifecycle(
+    gain: float, share: float, price: float, params: int
+) -> None:
+    """For a seed that is worth its size: from an empty slot to a fossil it never falls, and pruning always
+    costs."""
     prices = ObjectiveConfig(size_price=price, waste_price=0.02)
     worth = gain + 100.0 * price * math.log1p(params / HOST)
     if worth > 40.0:
         return
     seed = {"r0c0": worth}
-    life = [state(60.0, 60.0), *(state(60.0, 60.0, report(stage, params=params)) for stage in (G, T, B)),
-            *(state(60.0 + worth, 60.0, report(stage, params=params), contributions=seed) for stage in (B, H)),
-            state(60.0 + worth, 60.0 + worth, report(F, params=params), contributions=seed)]
+    life = [
+        state(60.0, 60.0),
+        *(state(60.0, 60.0, report(stage, params=params)) for stage in (G, T, B)),
+        *(state(60.0 + worth, 60.0, report(stage, params=params), contributions=seed) for stage in (B, H)),
+        state(60.0 + worth, 60.0 + worth, report(F, params=params), contributions=seed),
+    ]
     levels = [potential(now, prices, live_share=share) for now in life]
     for earlier, later in pairwise(levels):
         assert later >= earlier - 1e-12
@@ -147,10 +237,15 @@ def test_the_potential_rises_along_the_lifecycle(gain: float, share: float, pric
     assert all(pruned < level for level in levels)
 
 
-# -- modes -----------------------------------------------------------------------------------------------------------------
+# -- modes ---------------------------------------------------------------------------------------------------
 
 STAGES = (None, G, T, B, H, F, SeedStage.PRUNED)
-OP_INTO = {G: LifecycleOp.GERMINATE, B: LifecycleOp.ADVANCE, F: LifecycleOp.FOSSILIZE, SeedStage.PRUNED: LifecycleOp.PRUNE}
+OP_INTO = {
+    G: LifecycleOp.GERMINATE,
+    B: LifecycleOp.ADVANCE,
+    F: LifecycleOp.FOSSILIZE,
+    SeedStage.PRUNED: LifecycleOp.PRUNE,
+}
 
 
 @st.composite
@@ -159,8 +254,15 @@ def lives(draw, length: int = 8) -> Story:
     stage, number, story = None, -1, []
     wasted = 0
     for _ in range(length):
-        moves = {None: (None, G), G: (G, T, SeedStage.PRUNED), T: (T, B, SeedStage.PRUNED), B: (B, H, SeedStage.PRUNED),
-                 H: (H, F, SeedStage.PRUNED), F: (F,), SeedStage.PRUNED: (SeedStage.PRUNED, None)}
+        moves = {
+            None: (None, G),
+            G: (G, T, SeedStage.PRUNED),
+            T: (T, B, SeedStage.PRUNED),
+            B: (B, H, SeedStage.PRUNED),
+            H: (H, F, SeedStage.PRUNED),
+            F: (F,),
+            SeedStage.PRUNED: (SeedStage.PRUNED, None),
+        }
         old, stage = stage, draw(st.sampled_from(moves[stage]))
         number += stage is G and old is not G
         op = OP_INTO.get(stage, LifecycleOp.WAIT) if stage is not old else LifecycleOp.WAIT
@@ -168,8 +270,13 @@ def lives(draw, length: int = 8) -> Story:
         host, points = draw(st.floats(30.0, 60.0)), draw(st.floats(-20.0, 30.0))
         reports = [] if stage is None else [report(stage, number=number, params=draw(st.integers(1, 500)))]
         wasted += stage is None and old is SeedStage.PRUNED
-        now = state(host + (points if measured else 0.0), host + (points if stage is F else 0.0), *reports,
-                    contributions={"r0c0": points} if measured else {}, loss=draw(st.floats(0.0, 5.0)))
+        now = state(
+            host + (points if measured else 0.0),
+            host + (points if stage is F else 0.0),
+            *reports,
+            contributions={"r0c0": points} if measured else {},
+            loss=draw(st.floats(0.0, 5.0)),
+        )
         story.append((replace(now, germinated=now.germinated + wasted), op))
     return story
 
@@ -188,8 +295,11 @@ def test_components_sum_to_the_total_and_are_finite(family, mode, story: Story, 
 @given(story=lives(), gamma=st.floats(0.5, 1.0))
 def test_three_modes_have_the_same_return_as_j(mode, story: Story, gamma: float) -> None:
     last = story[-1][0]
-    j = (last.committed_accuracy / 100 - 0.05 * math.log(1 + last.committed_params / HOST)
-         - 0.02 * (last.germinated - last.fossilized))
+    j = (
+        last.committed_accuracy / 100
+        - 0.05 * math.log(1 + last.committed_params / HOST)
+        - 0.02 * (last.germinated - last.fossilized)
+    )
     paid = play(engine(mode, gamma=gamma), story)
     assert discounted(paid, gamma) == pytest.approx(gamma ** (len(story) - 1) * j, abs=1e-9)
     assert all(reward["objective"] == 0.0 for reward in paid[:-1])
@@ -197,8 +307,12 @@ def test_three_modes_have_the_same_return_as_j(mode, story: Story, gamma: float)
 
 def test_a_segment_starts_and_ends_without_potential() -> None:
     first, last = state(50.0, 50.0), state(80.0, 80.0)
-    paid = play(engine(), [(first, LifecycleOp.WAIT), (state(60.0, 60.0), LifecycleOp.WAIT), (last, LifecycleOp.WAIT)])
-    assert [reward["potential"] for reward in paid] == pytest.approx([0.9 * 0.5, 0.9 * 0.6 - 0.5, -0.6], abs=1e-12)
+    paid = play(
+        engine(), [(first, LifecycleOp.WAIT), (state(60.0, 60.0), LifecycleOp.WAIT), (last, LifecycleOp.WAIT)]
+    )
+    assert [reward["potential"] for reward in paid] == pytest.approx(
+        [0.9 * 0.5, 0.9 * 0.6 - 0.5, -0.6], abs=1e-12
+    )
     assert paid[-1]["objective"] == 0.8
 
 
@@ -209,12 +323,18 @@ def hold(points: float, length: int) -> Story:
 
 def fossilize(points: float, length: int, when: int) -> Story:
     now = state(60.0 + points, 60.0 + points, report(F), contributions={"r0c0": points}, loss=1.0)
-    return [*hold(points, when), (now, LifecycleOp.FOSSILIZE), *[(now, LifecycleOp.WAIT)] * (length - when - 1)]
+    return [
+        *hold(points, when),
+        (now, LifecycleOp.FOSSILIZE),
+        *[(now, LifecycleOp.WAIT)] * (length - when - 1),
+    ]
 
 
 @pytest.mark.parametrize(("family", "mode"), ALL)
 @given(points=st.floats(1.0, 40.0), length=st.integers(1, 60), data=st.data(), gamma=st.floats(0.9, 1.0))
-def test_fossilizing_now_is_worth_at_least_as_much_as_holding(family, mode, points: float, length: int, data, gamma) -> None:
+def test_fossilizing_now_is_worth_at_least_as_much_as_holding(
+    family, mode, points: float, length: int, data, gamma
+) -> None:
     when = data.draw(st.integers(0, length - 1))
     now = discounted(play(engine(mode, family, gamma=gamma), fossilize(points, length, when)), gamma)
     never = discounted(play(engine(mode, family, gamma=gamma), hold(points, length)), gamma)
@@ -222,21 +342,45 @@ def test_fossilizing_now_is_worth_at_least_as_much_as_holding(family, mode, poin
 
 
 @pytest.mark.parametrize("mode", list(RewardMode))
-@given(points=st.floats(-30.0, 30.0), cycles=st.integers(1, 3), blended=st.integers(0, 4), gamma=st.floats(0.9, 1.0))
-def test_germinate_wait_prune_never_pays(mode, points: float, cycles: int, blended: int, gamma: float) -> None:
-    """Against waiting, each cycle costs, whatever its seed seemed to contribute while it lived; in J's modes exactly κ."""
+@given(
+    points=st.floats(-30.0, 30.0),
+    cycles=st.integers(1, 3),
+    blended=st.integers(0, 4),
+    gamma=st.floats(0.9, 1.0),
+)
+def test_germinate_wait_prune_never_pays(
+    mode, points: float, cycles: int, blended: int, gamma: float
+) -> None:
+    """Against waiting, each cycle costs, whatever its seed seemed to contribute while it lived; in J's modes
+    exactly κ."""
     measured = {"r0c0": points}
     farm: Story = []
     for n in range(cycles):
         farm.append((state(60.0, 60.0, report(G, number=n), germinated=n + 1), LifecycleOp.GERMINATE))
         farm.append((state(60.0, 60.0, report(B, number=n), germinated=n + 1), LifecycleOp.ADVANCE))
-        farm += [(state(60.0 + points, 60.0, report(H, number=n), contributions=measured, germinated=n + 1),
-                  LifecycleOp.WAIT)] * blended
-        farm.append((state(60.0 + points, 60.0, report(SeedStage.PRUNED, alpha=0.0, number=n), germinated=n + 1,
-                           contributions=measured), LifecycleOp.PRUNE))
+        farm += [
+            (
+                state(60.0 + points, 60.0, report(H, number=n), contributions=measured, germinated=n + 1),
+                LifecycleOp.WAIT,
+            )
+        ] * blended
+        farm.append(
+            (
+                state(
+                    60.0 + points,
+                    60.0,
+                    report(SeedStage.PRUNED, alpha=0.0, number=n),
+                    germinated=n + 1,
+                    contributions=measured,
+                ),
+                LifecycleOp.PRUNE,
+            )
+        )
         farm.append((state(60.0, 60.0, germinated=n + 1), LifecycleOp.WAIT))
     idle: Story = [(state(60.0, 60.0), LifecycleOp.WAIT)] * len(farm)
-    gain = discounted(play(engine(mode, gamma=gamma), farm), gamma) - discounted(play(engine(mode, gamma=gamma), idle), gamma)
+    gain = discounted(play(engine(mode, gamma=gamma), farm), gamma) - discounted(
+        play(engine(mode, gamma=gamma), idle), gamma
+    )
     assert gain <= 1e-12
     if mode in J_MODES:
         assert gain == pytest.approx(-0.02 * cycles * gamma ** (len(farm) - 1), abs=1e-9)
@@ -249,8 +393,9 @@ def test_a_refused_fossilize_earns_nothing(family, mode) -> None:
     for rewards in (refused, waited):
         rewards(step(1, None, held))
     for epoch in (2, 3, 4):
-        assert (refused(step(epoch, held, held, LifecycleOp.FOSSILIZE, executed=False))
-                == waited(step(epoch, held, held)))
+        assert refused(step(epoch, held, held, LifecycleOp.FOSSILIZE, executed=False)) == waited(
+            step(epoch, held, held)
+        )
 
 
 def test_escrow_counts_a_contribution_once_it_has_lasted() -> None:
@@ -267,7 +412,7 @@ def test_escrow_counts_a_contribution_once_it_has_lasted() -> None:
     assert level + rewards(step(6, before, another)).total == pytest.approx(0.69, abs=1e-12)
 
 
-# -- single terms ----------------------------------------------------------------------------------------------------------
+# -- single terms --------------------------------------------------------------------------------------------
 
 
 def test_rent_and_shock_inputs() -> None:
@@ -277,10 +422,12 @@ def test_rent_and_shock_inputs() -> None:
     after = state(60.0, 60.0, report(B, alpha=0.75, params=400), *others)
     found = compute_rent_and_shock_inputs(before, after, config)
     assert found.effective_params == pytest.approx(2 * 10.0 + 300.0 + 100.0)
-    assert found.shock == pytest.approx(0.5 ** 2 * 400 / 2000)
+    assert found.shock == pytest.approx(0.5**2 * 400 / 2000)
     assert compute_rent_and_shock_inputs(None, after, config).shock == 0.0
     # A jump to 0 counts for a seed that is gone; a young seed can be let off.
-    assert compute_rent_and_shock_inputs(before, state(), config).shock == pytest.approx((0.0625 * 400 + 100) / 2000)
+    assert compute_rent_and_shock_inputs(before, state(), config).shock == pytest.approx(
+        (0.0625 * 400 + 100) / 2000
+    )
     assert compute_rent_and_shock_inputs(before, after, config, min_age=6).effective_params == 0.0
 
 
@@ -288,6 +435,7 @@ def test_a_slow_ramp_shocks_less_than_a_jump() -> None:
     def shock(alphas: list[float]) -> float:
         states = [state(60.0, 60.0, report(B, alpha=a, params=500)) for a in alphas]
         return sum(compute_rent_and_shock_inputs(a, b, RentConfig()).shock for a, b in pairwise(states))
+
     assert shock([0.0, 0.5, 1.0]) == pytest.approx(shock([0.0, 1.0]) / 2)
 
 
@@ -302,20 +450,28 @@ def test_hindsight_credit() -> None:
 def test_a_fossil_pays_once_for_help_from_a_seed_that_is_gone() -> None:
     rewards, both = engine(RewardMode.BASIC), {"r0c0": 5.0, "r0c1": 1.0}
     helped = state(66.0, 60.0, report(H, boost=4.0), report(H, "r0c1"), contributions=both)
-    alone = state(65.0, 60.0, report(H, boost=4.0), report(SeedStage.PRUNED, "r0c1"), contributions={"r0c0": 5.0})
-    fossil = state(65.0, 65.0, report(F, boost=4.0), report(SeedStage.PRUNED, "r0c1"), contributions={"r0c0": 5.0})
+    alone = state(
+        65.0, 60.0, report(H, boost=4.0), report(SeedStage.PRUNED, "r0c1"), contributions={"r0c0": 5.0}
+    )
+    fossil = state(
+        65.0, 65.0, report(F, boost=4.0), report(SeedStage.PRUNED, "r0c1"), contributions={"r0c0": 5.0}
+    )
     assert rewards(step(1, None, helped))["hindsight"] == 0.0
     assert rewards(step(2, helped, alone))["hindsight"] == 0.0
     assert rewards(step(3, alone, alone))["hindsight"] == 0.0
     paid = rewards(step(4, alone, fossil, LifecycleOp.FOSSILIZE))["hindsight"]
-    assert paid == pytest.approx(0.02 * math.tanh(2.0) * 0.9 ** 3, abs=1e-15)
+    assert paid == pytest.approx(0.02 * math.tanh(2.0) * 0.9**3, abs=1e-15)
     assert rewards(step(5, fossil, fossil))["hindsight"] == 0.0
 
 
-@pytest.mark.parametrize("end", [
-    state(65.0, 65.0, report(F), contributions={"r0c0": 5.0}),
-    state(65.0, 60.0, report(SeedStage.PRUNED, alpha=0.0), contributions={"r0c0": 5.0}),
-    state(65.0, 60.0, report(B, leaving=True, alpha=0.9), contributions={"r0c0": 5.0})])
+@pytest.mark.parametrize(
+    "end",
+    [
+        state(65.0, 65.0, report(F), contributions={"r0c0": 5.0}),
+        state(65.0, 60.0, report(SeedStage.PRUNED, alpha=0.0), contributions={"r0c0": 5.0}),
+        state(65.0, 60.0, report(B, leaving=True, alpha=0.9), contributions={"r0c0": 5.0}),
+    ],
+)
 def test_what_a_live_seed_was_paid_is_taken_back_when_it_is_one_no_longer(end: EnvMeasure) -> None:
     rewards = engine(RewardMode.BASIC)
     held = state(65.0, 60.0, report(H), contributions={"r0c0": 5.0})
@@ -332,14 +488,18 @@ def test_costs_occupancy_and_outcomes() -> None:
     assert first["occupancy"] == pytest.approx(-0.02 * 2 / 10)
     assert first["rent"] == pytest.approx(-0.1 * math.log1p((3 * 3.9 + 30) / HOST) / 10)
     assert (first["intervention"], first["fossilize"], first["prune"]) == (0.0, 0.0, 0.0)
-    for epoch, (op, slot, name, amount, cost) in enumerate([
+    for epoch, (op, slot, name, amount, cost) in enumerate(
+        [
             (LifecycleOp.PRUNE, "r0c0", "prune", -0.01 * math.tanh(2.0), 0.001),
             (LifecycleOp.PRUNE, "r0c1", "prune", 0.005 * math.tanh(0.5), 0.001),
             (LifecycleOp.PRUNE, "r1c0", "prune", 0.0, 0.001),  # never measured
             (LifecycleOp.FOSSILIZE, "r0c0", "fossilize", 0.02 * math.tanh(2.0), 0.0),
             (LifecycleOp.FOSSILIZE, "r0c1", "fossilize", -0.02 * math.tanh(0.5), 0.0),
             (LifecycleOp.GERMINATE, "r1c0", "fossilize", 0.0, 0.01),
-            (LifecycleOp.SET_ALPHA_TARGET, "r0c0", "prune", 0.0, 0.001)], start=2):
+            (LifecycleOp.SET_ALPHA_TARGET, "r0c0", "prune", 0.0, 0.001),
+        ],
+        start=2,
+    ):
         found = rewards(step(epoch, held, held, op, slot=slot))
         assert found[name] == pytest.approx(amount, abs=1e-15)
         assert found["intervention"] == -cost
@@ -347,14 +507,16 @@ def test_costs_occupancy_and_outcomes() -> None:
 
 @given(when=st.integers(0, 9), points=st.floats(-5.0, 5.0))
 def test_a_drip_pays_in_the_end_what_basic_pays_at_once(when: int, points: float) -> None:
-    basic, plus = (play(engine(mode), fossilize(points, 10, when)) for mode in (RewardMode.BASIC, RewardMode.BASIC_PLUS))
+    basic, plus = (
+        play(engine(mode), fossilize(points, 10, when)) for mode in (RewardMode.BASIC, RewardMode.BASIC_PLUS)
+    )
     at_once = sum(reward["fossilize"] for reward in basic)
     assert at_once == pytest.approx(0.02 * math.tanh(points), abs=1e-12)
     assert sum(reward["fossilize"] + reward["drip"] for reward in plus) == pytest.approx(at_once, abs=1e-12)
     if when < 9:
         shares = [reward["drip"] for reward in plus]
-        assert shares[:when + 1] == [0.0] * (when + 1)
-        assert shares[when + 1:] == pytest.approx([0.7 * at_once / (9 - when)] * (9 - when), abs=1e-12)
+        assert shares[: when + 1] == [0.0] * (when + 1)
+        assert shares[when + 1 :] == pytest.approx([0.7 * at_once / (9 - when)] * (9 - when), abs=1e-12)
 
 
 def test_a_drip_follows_the_contribution_and_ends_with_its_fossil() -> None:
@@ -370,12 +532,15 @@ def test_a_drip_follows_the_contribution_and_ends_with_its_fossil() -> None:
     assert rewards(step(6, state(), fossil))["drip"] == 0.0
 
 
-# -- the loss family -------------------------------------------------------------------------------------------------------
+# -- the loss family -----------------------------------------------------------------------------------------
 
 
 def test_an_improvement_of_the_loss_is_rewarded_and_a_regression_charged() -> None:
     losses = [2.0, 1.5, 1.4999, 1.6, math.inf, 1.6]
-    paid = play(engine(family=RewardFamily.LOSS), [(state(loss=loss, committed_loss=1.2), LifecycleOp.WAIT) for loss in losses])
+    paid = play(
+        engine(family=RewardFamily.LOSS),
+        [(state(loss=loss, committed_loss=1.2), LifecycleOp.WAIT) for loss in losses],
+    )
     changes = [reward["loss_improvement"] for reward in paid[1:]]
     assert [c > 0 for c in changes] == [True, True, False, False, True]
     assert changes == pytest.approx([math.exp(-b) - math.exp(-a) for a, b in pairwise(losses)], abs=1e-15)
@@ -384,18 +549,22 @@ def test_an_improvement_of_the_loss_is_rewarded_and_a_regression_charged() -> No
 
 def test_the_loss_family_lets_young_seeds_off() -> None:
     prices = LossRewardConfig(rent_weight=0.05, grace_epochs=3)
-    rewards = RewardEngine(RewardConfig(), PRICES, gamma=GAMMA, num_envs=1, family=RewardFamily.LOSS, loss=prices)
+    rewards = RewardEngine(
+        RewardConfig(), PRICES, gamma=GAMMA, num_envs=1, family=RewardFamily.LOSS, loss=prices
+    )
     young, old = (state(60.0, 60.0, report(B, age=age)) for age in (2, 3))
     assert rewards(step(1, None, young))["rent"] == 0.0
     assert rewards(step(2, young, old))["rent"] == pytest.approx(-0.05 * math.log1p((3.9 + 10) / HOST) / 10)
 
 
-# -- the engine ------------------------------------------------------------------------------------------------------------
+# -- the engine ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("family", "mode"), ALL)
 @given(story=lives(), cut=st.integers(1, 7), gamma=st.floats(0.5, 1.0))
-def test_a_rollback_takes_back_what_levels_have_paid(family, mode, story: Story, cut: int, gamma: float) -> None:
+def test_a_rollback_takes_back_what_levels_have_paid(
+    family, mode, story: Story, cut: int, gamma: float
+) -> None:
     """The segment before a rollback has, levels alone, a return of 0; the one after starts from nothing."""
     levels = {"potential", "progress", "contribution", "loss_improvement"}
     rewards = engine(mode, family, gamma=gamma)
@@ -414,7 +583,9 @@ def test_a_rollback_takes_back_what_levels_have_paid(family, mode, story: Story,
     fresh = engine(mode, family, gamma=gamma)
     fresh_paid = fresh(step(50, None, story[-1][0], max_epochs=99))
     paid_after = rewards(step(50, None, story[-1][0], max_epochs=99))
-    assert {k: v for k, v in paid_after.items() if k != "drip"} == {k: v for k, v in fresh_paid.items() if k != "drip"}
+    assert {k: v for k, v in paid_after.items() if k != "drip"} == {
+        k: v for k, v in fresh_paid.items() if k != "drip"
+    }
 
 
 def test_a_rollback_in_the_first_epoch_costs_its_price_only() -> None:
@@ -450,40 +621,55 @@ def test_envs_do_not_share_memories() -> None:
     assert rewards(step(1, None, now, env=2)) == alone(step(1, None, now))
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: engine(gamma=0.0), r"gamma is 0\.0, must lie in \(0, 1\]"),
-    (lambda: engine(gamma=1.01), r"gamma is 1\.01"),
-    (lambda: engine(gamma=float("nan")), "gamma is nan"),
-    (lambda: engine(num_envs=0), "num_envs is 0"),
-    (lambda: engine(family="contributions"), "family is 'contributions'; allowed: contribution, loss"),
-    (lambda: RewardConfig(mode="shapely"), "mode is 'shapely'; allowed: sparse, shaped, escrow"),
-    (lambda: RewardConfig(live_share=1.5), r"live_share is 1\.5, must lie in \[0, 1\]"),
-    (lambda: RewardConfig(rent={"rent_weight": 1.0}), "rent is .* must be a RentConfig"),
-    (lambda: RewardConfig(contribution_weight=2.0), r"contribution_weight is 2\.0.*at most progress_weight"),
-    (lambda: RewardConfig(prune_bonus=0.5), r"prune_bonus is 0\.5.*germinate_cost"),
-    (lambda: engine().begin_episode(1), "env 1 is unknown; allowed: 0 to 0"),
-    (lambda: engine().rollback(-1), "env -1 is unknown"),
-    (lambda: engine()(step(11, None, state())), "epoch 11: expected an epoch from 1 to 10"),
-    (lambda: engine()(step(2, state(), state())), "epoch 2: a segment continues here"),
-    (lambda: [rewards(step(e, None, state())) for rewards in [engine()] for e in (1, 2)], "epoch 2: a segment begins here"),
-    (lambda: [rewards(step(1, None, state())) for rewards in [engine()] for _ in (1, 2)], "call begin_episode"),
-])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: engine(gamma=0.0), r"gamma is 0\.0, must lie in \(0, 1\]"),
+        (lambda: engine(gamma=1.01), r"gamma is 1\.01"),
+        (lambda: engine(gamma=float("nan")), "gamma is nan"),
+        (lambda: engine(num_envs=0), "num_envs is 0"),
+        (lambda: engine(family="contributions"), "family is 'contributions'; allowed: contribution, loss"),
+        (lambda: RewardConfig(mode="shapely"), "mode is 'shapely'; allowed: sparse, shaped, escrow"),
+        (lambda: RewardConfig(live_share=1.5), r"live_share is 1\.5, must lie in \[0, 1\]"),
+        (lambda: RewardConfig(rent={"rent_weight": 1.0}), "rent is .* must be a RentConfig"),
+        (
+            lambda: RewardConfig(contribution_weight=2.0),
+            r"contribution_weight is 2\.0.*at most progress_weight",
+        ),
+        (lambda: RewardConfig(prune_bonus=0.5), r"prune_bonus is 0\.5.*germinate_cost"),
+        (lambda: engine().begin_episode(1), "env 1 is unknown; allowed: 0 to 0"),
+        (lambda: engine().rollback(-1), "env -1 is unknown"),
+        (lambda: engine()(step(11, None, state())), "epoch 11: expected an epoch from 1 to 10"),
+        (lambda: engine()(step(2, state(), state())), "epoch 2: a segment continues here"),
+        (
+            lambda: [rewards(step(e, None, state())) for rewards in [engine()] for e in (1, 2)],
+            "epoch 2: a segment begins here",
+        ),
+        (
+            lambda: [rewards(step(1, None, state())) for rewards in [engine()] for _ in (1, 2)],
+            "call begin_episode",
+        ),
+    ],
+)
 def test_what_cannot_be_is_an_error_that_shows_it(make, message: str) -> None:
     with pytest.raises(EsperError, match=message):
         make()
 
 
-@pytest.mark.parametrize(("spoil", "message"), [
-    (lambda s: s.pop("mode"), "must have the fields family, mode, envs"),
-    (lambda s: s.update(mode="sparse"), "mode is 'sparse' in the state and 'shaped' here"),
-    (lambda s: s.update(family="loss"), "family is 'loss'"),
-    (lambda s: s["envs"].append(s["envs"][0]), "state of 2 envs, here are 1"),
-    (lambda s: s["envs"][0].pop("levels"), "must have the fields epoch"),
-    (lambda s: s["envs"][0].update(epoch=True), "must have the fields"),
-    (lambda s: s["envs"][0]["levels"].update(potential="high"), "must hold finite numbers"),
-    (lambda s: s["envs"][0]["windows"].update(a=3.0), "must hold finite numbers"),
-    (lambda s: s["envs"][0]["drips"].update(a=float("nan")), "must hold finite numbers"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: s.pop("mode"), "must have the fields family, mode, envs"),
+        (lambda s: s.update(mode="sparse"), "mode is 'sparse' in the state and 'shaped' here"),
+        (lambda s: s.update(family="loss"), "family is 'loss'"),
+        (lambda s: s["envs"].append(s["envs"][0]), "state of 2 envs, here are 1"),
+        (lambda s: s["envs"][0].pop("levels"), "must have the fields epoch"),
+        (lambda s: s["envs"][0].update(epoch=True), "must have the fields"),
+        (lambda s: s["envs"][0]["levels"].update(potential="high"), "must hold finite numbers"),
+        (lambda s: s["envs"][0]["windows"].update(a=3.0), "must hold finite numbers"),
+        (lambda s: s["envs"][0]["drips"].update(a=float("nan")), "must hold finite numbers"),
+    ],
+)
 def test_a_damaged_state_is_refused(spoil, message: str) -> None:
     damaged = engine().state()
     spoil(damaged)
@@ -491,11 +677,18 @@ def test_a_damaged_state_is_refused(spoil, message: str) -> None:
         engine().load_state(damaged)
 
 
-# -- the documentation -----------------------------------------------------------------------------------------------------
+# -- the documentation ---------------------------------------------------------------------------------------
 
 
-def example(mode: RewardMode, before: EnvMeasure, after: EnvMeasure, op: LifecycleOp = LifecycleOp.WAIT, *, last: bool = False,
-            family: RewardFamily = RewardFamily.CONTRIBUTION) -> RewardComponentsTelemetry:
+def example(
+    mode: RewardMode,
+    before: EnvMeasure,
+    after: EnvMeasure,
+    op: LifecycleOp = LifecycleOp.WAIT,
+    *,
+    last: bool = False,
+    family: RewardFamily = RewardFamily.CONTRIBUTION,
+) -> RewardComponentsTelemetry:
     """The second step of a segment, in the middle of an episode of 20 epochs or at its end."""
     rewards = engine(mode, family, gamma=0.99)
     rewards(step(9, None, before, max_epochs=20))
@@ -506,7 +699,11 @@ def test_the_numbers_in_the_documentation() -> None:
     """The page's network: 1,000 parameters and 60 % alone, a seed of 500 with which it has 70 %."""
     seed = {"params": 500}
     ten, points = {"r0c0": 10.0}, {"r0c0": 10.0, "r0c1": 2.0}
-    bare, planted, started = state(loss=1.2), state(60.0, 60.0, report(G, **seed)), state(60.0, 60.0, report(B, **seed))
+    bare, planted, started = (
+        state(loss=1.2),
+        state(60.0, 60.0, report(G, **seed)),
+        state(60.0, 60.0, report(B, **seed)),
+    )
     held = state(70.0, 60.0, report(H, **seed), contributions=ten, loss=1.0, committed_loss=1.2)
     half = state(70.0, 60.0, report(B, alpha=0.5, **seed), contributions=ten)
     fossil = state(70.0, 70.0, report(F, **seed), contributions=ten)
@@ -532,15 +729,21 @@ def test_the_numbers_in_the_documentation() -> None:
         "drip": dripping(step(11, fossil, fossil, max_epochs=20))["drip"],
         "prune": example(RewardMode.BASIC, held, pruned, LifecycleOp.PRUNE)["prune"],
         "hindsight": example(RewardMode.BASIC, helped, helped, LifecycleOp.FOSSILIZE)["hindsight"],
-        "loss_improvement": example(RewardMode.SHAPED, bare, held, family=RewardFamily.LOSS)["loss_improvement"],
+        "loss_improvement": example(RewardMode.SHAPED, bare, held, family=RewardFamily.LOSS)[
+            "loss_improvement"
+        ],
         "rent (loss)": example(RewardMode.SHAPED, held, held, family=RewardFamily.LOSS)["rent"],
         "terminal": example(RewardMode.SHAPED, held, held, last=True, family=RewardFamily.LOSS)["terminal"],
         "rollback": rolled.rollback(0).total,
     }
     page = Path(__file__).parents[3] / "docs" / "rewards.md"
-    rows = {cells[1].strip().replace("`", ""): cells[-2].strip()
-            for line in page.read_text(encoding="utf-8").splitlines() if len(cells := line.split("|")) == 6}
+    rows = {
+        cells[1].strip().replace("`", ""): cells[-2].strip()
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if len(cells := line.split("|")) == 6
+    }
     assert {name: rows[name].split()[-1].replace("−", "-") for name in numbers} == {
-        name: f"{amount:.4f}" for name, amount in numbers.items()}
+        name: f"{amount:.4f}" for name, amount in numbers.items()
+    }
     used = {name for terms in MODES.values() for name in terms}
     assert used <= rows.keys(), "every term of every mode is on the page"

@@ -1,4 +1,5 @@
 """Gradient sensors against loops, and levels that agree with the hub's."""
+
 from __future__ import annotations
 
 import math
@@ -37,8 +38,12 @@ def test_host_gradients_are_those_before_clipping() -> None:
     model, twin = make("cnn", 8), make("cnn", 8)
     x, y = population_batch(model, 1)
     model.losses(x, y).total().backward()
-    wanted = torch.stack([torch.stack([p.grad[row].norm() for p in model.host.parameters() if p.grad is not None]).norm()
-                          for row in range(8)])
+    wanted = torch.stack(
+        [
+            torch.stack([p.grad[row].norm() for p in model.host.parameters() if p.grad is not None]).norm()
+            for row in range(8)
+        ]
+    )
     optimizer = PopulationOptimizer(twin)
     optimizer.clip.fill_(1e-3)
     train_step(twin, optimizer, x, y)
@@ -103,7 +108,7 @@ def test_layers_against_a_loop() -> None:
 def test_layers_with_numbers_that_are_not_finite() -> None:
     model = nn.Linear(4, 1, bias=False)
     model.weight.grad = torch.tensor([[math.nan, math.inf, -math.inf, 0.0]])
-    stats, = collect_per_layer_gradients(model)
+    (stats,) = collect_per_layer_gradients(model)
     assert (stats.zero_fraction, stats.nonfinite_count) == (0.25, 3)
 
 
@@ -116,7 +121,9 @@ def test_one_transfer_whatever_the_depth(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("item", "tolist", "cpu", "numpy", "__float__", "__bool__", "__int__"):
         original = getattr(torch.Tensor, name)
 
-        def spy(self: torch.Tensor, *args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
+        def spy(
+            self: torch.Tensor, *args: Any, name: str = name, original: Any = original, **options: Any
+        ) -> Any:
             calls.append(name)
             return original(self, *args, **options)
 
@@ -150,13 +157,17 @@ def test_stability() -> None:
     assert check_numerical_stability(nn.ReLU()) == []
 
 
-# -- levels ----------------------------------------------------------------------------------------------------------------------
+# -- levels --------------------------------------------------------------------------------------------------
 
 
 def test_levels_are_the_hubs() -> None:
     assert [int(level) for level in TelemetryLevel] == list(hub.LEVELS)
     assert (TelemetryLevel.OFF, TelemetryLevel.MINIMAL, TelemetryLevel.NORMAL, TelemetryLevel.DEBUG) == (
-        hub.OFF, hub.MINIMAL, hub.NORMAL, hub.DEBUG)
+        hub.OFF,
+        hub.MINIMAL,
+        hub.NORMAL,
+        hub.DEBUG,
+    )
     assert all(hub.TelemetryHub(level=level).level == level for level in TelemetryLevel)
 
 
@@ -168,10 +179,15 @@ def test_an_anomaly_raises_the_level_for_some_rounds() -> None:
     assert TelemetryConfig(level=TelemetryLevel.OFF).level_in(6, 5) is TelemetryLevel.OFF
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    ({"level": 2}, "level is 2; allowed: TelemetryLevel.OFF"), ({"level": "normal"}, "level is 'normal'"),
-    ({"escalation_rounds": -1}, "escalation_rounds is -1"), ({"escalation_rounds": 1.5}, "escalation_rounds is 1.5"),
-])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"level": 2}, "level is 2; allowed: TelemetryLevel.OFF"),
+        ({"level": "normal"}, "level is 'normal'"),
+        ({"escalation_rounds": -1}, "escalation_rounds is -1"),
+        ({"escalation_rounds": 1.5}, "escalation_rounds is 1.5"),
+    ],
+)
 def test_bad_configs(config: dict[str, Any], message: str) -> None:
     with pytest.raises(EsperError, match=message):
         TelemetryConfig(**config)

@@ -1,4 +1,6 @@
-"""Two real rounds, in the second of which every network breaks: every event type, field and alert rule must be at work."""
+"""Two real rounds, in the second of which every network breaks: every event type, field and alert rule must
+be at work."""
+
 from __future__ import annotations
 
 import math
@@ -17,8 +19,11 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized import open_trainer, resolve_task
 
 UNMEASURED = {
-    "run_ended.message", "throughput.gpu_utilization", "ppo_update.nonfinite",
-    "batch_completed.seed_stage", "batch_completed.active_slot",
+    "run_ended.message",
+    "throughput.gpu_utilization",
+    "ppo_update.nonfinite",
+    "batch_completed.seed_stage",
+    "batch_completed.active_slot",
 }
 """Null in a fresh run on a CPU that ends well; the last two where no seed is left at the end of a round."""
 
@@ -26,9 +31,22 @@ UNMEASURED = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     directory: Path = tmp_path_factory.mktemp("wiring") / "run"
-    config = TrainingConfig(task="digits_impaired", rounds=2, envs=8, episode_length=14, steps_per_epoch=2, val_size=48,
-                            batch_size=16, population=8, hidden=16, checkpoint_every=1, permissive_gates=True, seed=1,
-                            telemetry_dir=str(directory), telemetry=TelemetryConfig(level=TelemetryLevel.DEBUG))
+    config = TrainingConfig(
+        task="digits_impaired",
+        rounds=2,
+        envs=8,
+        episode_length=14,
+        steps_per_epoch=2,
+        val_size=48,
+        batch_size=16,
+        population=8,
+        hidden=16,
+        checkpoint_every=1,
+        permissive_gates=True,
+        seed=1,
+        telemetry_dir=str(directory),
+        telemetry=TelemetryConfig(level=TelemetryLevel.DEBUG),
+    )
     with open_trainer(config, resolve_task(config, get_task_spec(config.task)), TelemetryHub()) as trainer:
         train_epoch = trainer.env.train_epoch
 
@@ -60,8 +78,12 @@ def test_payloads_are_what_the_registry_says(events: list[dict[str, Any]]) -> No
 
 
 def test_every_field_is_measured_at_least_once(events: list[dict[str, Any]]) -> None:
-    seen = {f"{event['event_type']}.{name}" for event in events for name, value in event["data"].items()
-            if value is not None or f"data.{name}" in event.get("nonfinite", ())}
+    seen = {
+        f"{event['event_type']}.{name}"
+        for event in events
+        for name, value in event["data"].items()
+        if value is not None or f"data.{name}" in event.get("nonfinite", ())
+    }
     wanted = {name for name in METRICS if not name.startswith("round.")}
     assert wanted - seen <= UNMEASURED
 
@@ -81,7 +103,7 @@ def test_every_event_knows_its_round(events: list[dict[str, Any]]) -> None:
         assert "round_idx" in event or event["event_type"] == "run_started", event
     closing = [i for i, event in enumerate(events) if event["event_type"] == "batch_completed"]
     for round_idx, end in enumerate(closing):
-        after = {event["event_type"] for event in events[end + 1:] if event.get("round_idx") == round_idx}
+        after = {event["event_type"] for event in events[end + 1 :] if event.get("round_idx") == round_idx}
         assert after <= {"alert", "checkpoint", "run_ended"}
 
 
@@ -91,7 +113,11 @@ def test_tables_hold_what_the_log_holds(run: RunDirectory, events: list[dict[str
         rows = run.table(table).to_pylist()
         assert [row["seq"] for row in rows] == [event["seq"] for event in logged]
         for row, event in zip(rows, logged, strict=True):
-            assert (row["round_idx"], row["env_id"], row["epoch"]) == (event["round_idx"], event["env_id"], event["epoch"])
+            assert (row["round_idx"], row["env_id"], row["epoch"]) == (
+                event["round_idx"],
+                event["env_id"],
+                event["epoch"],
+            )
             for field in EVENTS[kind].fields:
                 found = row[field.name]
                 value = event["data"].get(field.name)

@@ -1,4 +1,5 @@
 """What executes in which stage: a table over stage × op, and masks that say the same."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -60,8 +61,8 @@ def env_in(stage: SeedStage):
             op = LifecycleOp.WAIT
         else:
             op = LifecycleOp.FOSSILIZE if now is SeedStage.HOLDING else LifecycleOp.ADVANCE
-        # A prune frees the slot and the same epoch's tick moves it on to EMBARGOED, so PRUNED itself is only ever seen
-        # where the clock has not ticked: act on the network directly for it.
+        # A prune frees the slot and the same epoch's tick moves it on to EMBARGOED, so PRUNED itself is only
+        # ever seen where the clock has not ticked: act on the network directly for it.
         if op is LifecycleOp.PRUNE and stage is SeedStage.PRUNED:
             env.envs[0].model.prune(slot)
             return env, env.sense(epoch)
@@ -101,7 +102,9 @@ def test_the_seed_limit_blocks_germination_only() -> None:
 
 def test_a_blueprint_that_is_not_offered_is_vetoed() -> None:
     env, seen = env_in(SeedStage.DORMANT)
-    heads = replace(FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.LORA).to_indices()
+    heads = replace(
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.LORA
+    ).to_indices()
     outcome = env.act(seen, [heads]).outcomes[0]
     assert outcome.spec.veto == "blueprint_unknown"
     assert not seen.masks.blueprint[0, BlueprintAction.LORA]

@@ -1,4 +1,6 @@
-"""Exploration fades on schedule: entropy weight and ε go linearly to their ends with the number of updates."""
+"""Exploration fades on schedule: entropy weight and ε go linearly to their ends with the number of
+updates."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +14,9 @@ from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("name", "start", "end"), [("entropy_coef", 0.02, 0.002), ("epsilon", 0.1, 0.0), ("lr", 1e-3, 1e-4)])
+@pytest.mark.parametrize(
+    ("name", "start", "end"), [("entropy_coef", 0.02, 0.002), ("epsilon", 0.1, 0.0), ("lr", 1e-3, 1e-4)]
+)
 def test_linear_then_constant(name: str, start: float, end: float) -> None:
     config = PPOConfig(**{name: start, f"{name}_end": end, "anneal_updates": 10})
     values = [config.annealed(name, u) for u in range(16)]
@@ -36,8 +40,11 @@ def test_the_default_ends_without_exploration() -> None:
 def play(agent: PPOAgent) -> None:
     envs, steps = agent.buffer.num_envs, agent.buffer.num_steps
     _, *parameters, ops = head_sizes(1)
-    masks = ActionMasks(torch.ones(envs, ops, dtype=torch.bool), torch.ones(envs, ops, 1, dtype=torch.bool),
-                        *(torch.ones(envs, n, dtype=torch.bool) for n in parameters))
+    masks = ActionMasks(
+        torch.ones(envs, ops, dtype=torch.bool),
+        torch.ones(envs, ops, 1, dtype=torch.bool),
+        *(torch.ones(envs, n, dtype=torch.bool) for n in parameters),
+    )
     obs = PolicyObservation(torch.zeros(envs, 2), torch.zeros(envs, 1, 2), torch.full((envs, 1), -1))
     hidden = agent.initial_hidden()
     agent.begin_rollout(hidden)
@@ -45,8 +52,14 @@ def play(agent: PPOAgent) -> None:
     for t in range(steps):
         reset = torch.full((envs,), t == 0)
         step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
-        agent.record(obs, masks, step, reward=torch.rand(envs, generator=torch.Generator().manual_seed(t)),
-                     terminal=torch.full((envs,), t + 1 == steps), reset=reset)
+        agent.record(
+            obs,
+            masks,
+            step,
+            reward=torch.rand(envs, generator=torch.Generator().manual_seed(t)),
+            terminal=torch.full((envs,), t + 1 == steps),
+            reset=reset,
+        )
         assert step.hidden is not None
         hidden = step.hidden
 
@@ -75,8 +88,18 @@ def test_entropy_weight_holds_the_policy_open() -> None:
     """Against rewards without meaning, a large entropy weight keeps the policy near uniform."""
     entropies = []
     for coefficient in (0.0, 1.0):
-        agent = make_agent(PPOConfig(entropy_coef=coefficient, entropy_coef_end=coefficient, epsilon=0.0, lr=1e-2, lr_end=1e-2,
-                                     target_kl=None, epochs=3, minibatches=1))
+        agent = make_agent(
+            PPOConfig(
+                entropy_coef=coefficient,
+                entropy_coef_end=coefficient,
+                epsilon=0.0,
+                lr=1e-2,
+                lr_end=1e-2,
+                target_kl=None,
+                epochs=3,
+                minibatches=1,
+            )
+        )
         for _ in range(5):
             play(agent)
             last = agent.update()

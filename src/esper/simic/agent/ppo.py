@@ -1,8 +1,9 @@
-"""The PPO agent: acts for a batch of envs, learns from the rollout that it stored, and can be saved whole and restored.
+"""The PPO agent: acts for a batch of envs, learns from the rollout that it stored, and can be saved whole and
+restored.
 
-Shapes: E envs, T steps, S slots. Given the same seed, weights and rollouts, every update is bit-identical: minibatch order
-comes from a stream that is named by the number of the update.
-"""
+Shapes: E envs, T steps, S slots. Given the same seed, weights and rollouts, every update is bit-identical:
+minibatch order comes from a stream that is named by the number of the update."""
+
 from __future__ import annotations
 
 import os
@@ -14,7 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, ActionMasks, EsperError, PolicyObservation, PolicyStep, StructureError, stream_seed
+from esper.leyline import (
+    HEAD_NAMES,
+    ActionMasks,
+    EsperError,
+    PolicyObservation,
+    PolicyStep,
+    StructureError,
+    stream_seed,
+)
 from esper.simic.agent.normalization import PopArt
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.agent.ppo_update import (
@@ -30,7 +39,14 @@ from esper.simic.agent.ppo_update import (
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
-from esper.tamiyo.policy import RecurrentPolicy, load_tensors, read_archive, require_equal, require_fields, write_archive
+from esper.tamiyo.policy import (
+    RecurrentPolicy,
+    load_tensors,
+    read_archive,
+    require_equal,
+    require_fields,
+    write_archive,
+)
 
 __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
@@ -41,23 +57,41 @@ MAX_SKIPPED_STEPS = 3
 class PPOAgent:
     """One policy, its optimizer, its rollout buffer and its schedules.
 
-    A rollout: `begin_rollout`, then for each step `act` and `record`, `buffer.add_penalty` and `buffer.truncate` where due,
-    then `update`.
-    """
+    A rollout: `begin_rollout`, then for each step `act` and `record`, `buffer.add_penalty` and
+    `buffer.truncate` where due, then `update`."""
 
-    def __init__(self, policy: RecurrentPolicy, config: PPOConfig, *, num_envs: int, num_steps: int, num_slots: int,
-                 seed: int, twins: int = 1) -> None:
-        """So many successive envs are `twins`: they live in the same world, and only decisions tell them apart."""
+    def __init__(
+        self,
+        policy: RecurrentPolicy,
+        config: PPOConfig,
+        *,
+        num_envs: int,
+        num_steps: int,
+        num_slots: int,
+        seed: int,
+        twins: int = 1,
+    ) -> None:
+        """So many successive envs are `twins`: they live in the same world, and only decisions tell them
+        apart."""
         if num_envs % twins:
             raise EsperError(f"PPOAgent: {num_envs} envs are no multiple of {twins} twins")
         self.policy, self.config, self.seed, self.twins = policy, config, seed, twins
         network = policy.network
         network.bf16 = config.bf16
         sizes = network.architecture
-        self.buffer = RolloutBuffer(num_envs, num_steps, num_slots, base_dim=sizes["base_dim"], slot_dim=sizes["slot_dim"],
-                                    hidden=sizes["hidden"], device=policy.device)
+        self.buffer = RolloutBuffer(
+            num_envs,
+            num_steps,
+            num_slots,
+            base_dim=sizes["base_dim"],
+            slot_dim=sizes["slot_dim"],
+            hidden=sizes["hidden"],
+            device=policy.device,
+        )
         self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, eps=1e-5, fused=True)
-        self.popart = PopArt(network.value_out, network.value_mean, network.value_scale, decay=config.popart_decay)
+        self.popart = PopArt(
+            network.value_out, network.value_mean, network.value_scale, decay=config.popart_decay
+        )
         self.updates = 0
         self.imitations = 0
         """Updates that imitated; the schedules wait for those that do not."""
@@ -82,31 +116,73 @@ class PPOAgent:
         """`hidden`: the state that the first `act` of the rollout receives."""
         self.buffer.begin(hidden)
 
-    def act(self, obs: PolicyObservation, hidden: Hidden | None, masks: ActionMasks, *, uniforms: Tensor | None = None,
-            deterministic: bool = False, reset: Tensor | None = None, given: Tensor | None = None) -> PolicyStep:
+    def act(
+        self,
+        obs: PolicyObservation,
+        hidden: Hidden | None,
+        masks: ActionMasks,
+        *,
+        uniforms: Tensor | None = None,
+        deterministic: bool = False,
+        reset: Tensor | None = None,
+        given: Tensor | None = None,
+    ) -> PolicyStep:
         """As RecurrentPolicy.act, at the exploration rate of the schedule."""
-        return self.policy.act(obs, hidden, masks, uniforms=uniforms, deterministic=deterministic, reset=reset,
-                               epsilon=self.epsilon, given=given)
+        return self.policy.act(
+            obs,
+            hidden,
+            masks,
+            uniforms=uniforms,
+            deterministic=deterministic,
+            reset=reset,
+            epsilon=self.epsilon,
+            given=given,
+        )
 
-    def record(self, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep, *, reward: Tensor, terminal: Tensor,
-               reset: Tensor, valid: Tensor | None = None) -> None:
+    def record(
+        self,
+        obs: PolicyObservation,
+        masks: ActionMasks,
+        step: PolicyStep,
+        *,
+        reward: Tensor,
+        terminal: Tensor,
+        reset: Tensor,
+        valid: Tensor | None = None,
+    ) -> None:
         """Store a sampled step with what came of it; see RolloutBuffer.add."""
-        self.buffer.add(obs, masks, step, reward=reward, terminal=terminal, reset=reset, epsilon=self.epsilon, valid=valid)
+        self.buffer.add(
+            obs, masks, step, reward=reward, terminal=terminal, reset=reset, epsilon=self.epsilon, valid=valid
+        )
 
     def update(self, *, imitate: bool = False) -> PPOUpdateMetrics:
-        """Learn from the stored rollout and empty the buffer; `imitate`: to do what was done in it, whatever came of it."""
+        """Learn from the stored rollout and empty the buffer; `imitate`: to do what was done in it, whatever
+        came of it."""
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         self.popart.update(returns[batch.valid])
         advantages = without_luck(advantages, batch.valid, self.twins)
         normalized_advantages, advantage_std = normalize_advantages(
-            advantages, batch.choice, floor=self.config.advantage_floor * self.policy.network.value_scale.item())
+            advantages,
+            batch.choice,
+            floor=self.config.advantage_floor * self.policy.network.value_scale.item(),
+        )
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
-        loop = optimize(self.policy, self.optimizer, batch, advantages=normalized_advantages,
-                        normalized_returns=self.popart.normalize(returns), config=self.config, entropy_coef=self.entropy_coef,
-                        seed=stream_seed(self.seed, "policy", self.updates, counter=1), imitate=imitate,
-                        skip_budget=MAX_SKIPPED_STEPS - self.skipped_steps)
+            group["lr"] = (
+                self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
+            )
+        loop = optimize(
+            self.policy,
+            self.optimizer,
+            batch,
+            advantages=normalized_advantages,
+            normalized_returns=self.popart.normalize(returns),
+            config=self.config,
+            entropy_coef=self.entropy_coef,
+            seed=stream_seed(self.seed, "policy", self.updates, counter=1),
+            imitate=imitate,
+            skip_budget=MAX_SKIPPED_STEPS - self.skipped_steps,
+        )
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)
         self.updates += 1
@@ -114,65 +190,138 @@ class PPOAgent:
         self.buffer.length = 0
         return metrics
 
-    def _metrics(self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float) -> PPOUpdateMetrics:
+    def _metrics(
+        self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float
+    ) -> PPOUpdateMetrics:
         valid, seen = batch.valid, loop.measured
         return_mean = masked_mean(returns, valid)
         return PPOUpdateMetrics(
-            update=self.updates + 1, steps=int(valid.sum()), choice_fraction=masked_mean(batch.choice.float(), valid).item(),
-            reward_mean=masked_mean(batch.reward, valid).item(), return_mean=return_mean.item(),
+            update=self.updates + 1,
+            steps=int(valid.sum()),
+            choice_fraction=masked_mean(batch.choice.float(), valid).item(),
+            reward_mean=masked_mean(batch.reward, valid).item(),
+            return_mean=return_mean.item(),
             return_std=masked_mean((returns - return_mean) ** 2, valid).sqrt().item(),
-            value_mean=masked_mean(batch.value, valid).item(), explained_variance=explained_variance(batch.value, returns, valid),
-            advantage_std=advantage_std, **{name: fmean(seen[name]) for name in
-                                            ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")},
+            value_mean=masked_mean(batch.value, valid).item(),
+            explained_variance=explained_variance(batch.value, returns, valid),
+            advantage_std=advantage_std,
+            **{
+                name: fmean(seen[name])
+                for name in (
+                    "policy_loss",
+                    "value_loss",
+                    "entropy",
+                    "approx_kl",
+                    "clip_fraction",
+                    "grad_norm",
+                )
+            },
             approx_kl_max=max(*seen["approx_kl"], loop.stop_kl or 0.0),
-            ratio_max=max(seen["ratio_max"]), ratio_min=min(seen["ratio_min"]),
-            log_prob_drift=seen["log_prob_drift"][0], grad_norm_max=max(seen["grad_norm"]),
-            optimizer_steps=loop.optimizer_steps, skipped_steps=loop.skipped_steps, kl_stops=int(loop.stop_kl is not None),
-            learning_rate=self.optimizer.param_groups[0]["lr"], entropy_coef=self.entropy_coef, epsilon=self.epsilon,
+            ratio_max=max(seen["ratio_max"]),
+            ratio_min=min(seen["ratio_min"]),
+            log_prob_drift=seen["log_prob_drift"][0],
+            grad_norm_max=max(seen["grad_norm"]),
+            optimizer_steps=loop.optimizer_steps,
+            skipped_steps=loop.skipped_steps,
+            kl_stops=int(loop.stop_kl is not None),
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+            entropy_coef=self.entropy_coef,
+            epsilon=self.epsilon,
             value_scale=self.policy.network.value_scale.item(),
             head_entropy=tuple(fmean(seen[f"head_entropy.{name}"]) for name in HEAD_NAMES),
             head_kl=tuple(fmean(seen[f"head_kl.{name}"]) for name in HEAD_NAMES),
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything the agent is, as tensors and JSON, for a file of its own or a part of a larger checkpoint."""
+        """Everything the agent is, as tensors and JSON, for a file of its own or a part of a larger
+        checkpoint."""
         tensors = {f"network.{name}": t for name, t in self.policy.network.state_dict().items()}
         tensors |= {f"adam.{name}": t for name, t in self._adam_tensors().items()}
         tensors |= {f"buffer.{name}": t for name, t in self.buffer.state_tensors().items()}
         return tensors, {
-            "kind": "agent", "schema": self.policy.schema(), "config": asdict(self.config), "seed": self.seed,
-            "num_envs": self.buffer.num_envs, "num_steps": self.buffer.num_steps, "num_slots": self.buffer.num_slots,
-            "twins": self.twins, "buffer_length": self.buffer.length, "updates": self.updates, "imitations": self.imitations,
+            "kind": "agent",
+            "schema": self.policy.schema(),
+            "config": asdict(self.config),
+            "seed": self.seed,
+            "num_envs": self.buffer.num_envs,
+            "num_steps": self.buffer.num_steps,
+            "num_slots": self.buffer.num_slots,
+            "twins": self.twins,
+            "buffer_length": self.buffer.length,
+            "updates": self.updates,
+            "imitations": self.imitations,
             "skipped_steps": self.skipped_steps,
             "popart": self.popart.statistics.state_dict(),
         }
 
     def _adam_tensors(self) -> dict[str, Tensor]:
         """Moments and step counts by parameter name; a parameter that was never stepped has none."""
-        return {f"{key}.{name}": value for name, parameter in self.policy.network.named_parameters()
-                for key, value in self.optimizer.state[parameter].items()}
+        return {
+            f"{key}.{name}": value
+            for name, parameter in self.policy.network.named_parameters()
+            for key, value in self.optimizer.state[parameter].items()
+        }
 
     @classmethod
-    def from_state(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, feature_schema: str,
-                   config: PPOConfig | None = None, device: str = "cpu", origin: object = "agent state") -> PPOAgent:
+    def from_state(
+        cls,
+        tensors: Mapping[str, Tensor],
+        meta: Mapping[str, Any],
+        *,
+        feature_schema: str,
+        config: PPOConfig | None = None,
+        device: str = "cpu",
+        origin: object = "agent state",
+    ) -> PPOAgent:
         """The agent that `state` described; `config`, where given, must agree with it field by field."""
-        require_fields(origin, "header", meta, (
-            "kind", "schema", "config", "seed", "num_envs", "num_steps", "num_slots", "twins", "buffer_length", "updates",
-            "imitations", "skipped_steps", "popart"))
+        require_fields(
+            origin,
+            "header",
+            meta,
+            (
+                "kind",
+                "schema",
+                "config",
+                "seed",
+                "num_envs",
+                "num_steps",
+                "num_slots",
+                "twins",
+                "buffer_length",
+                "updates",
+                "imitations",
+                "skipped_steps",
+                "popart",
+            ),
+        )
         require_fields(origin, "config", meta["config"], asdict(PPOConfig()))
-        for name, value in (asdict(config).items() if config else ()):
+        for name, value in asdict(config).items() if config else ():
             require_equal(origin, f"config.{name}", meta["config"][name], value)
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "buffer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             if part not in parts:
-                raise StructureError(f"{origin}: tensor {name!r} belongs to no part of an agent ({', '.join(parts)})")
+                raise StructureError(
+                    f"{origin}: tensor {name!r} belongs to no part of an agent ({', '.join(parts)})"
+                )
             parts[part][rest] = tensor
-        policy = RecurrentPolicy.rebuild(parts["network"], meta["schema"], origin=origin, feature_schema=feature_schema,
-                                         device=device)
-        agent = cls(policy, PPOConfig(**meta["config"]), num_envs=meta["num_envs"], num_steps=meta["num_steps"],
-                    num_slots=meta["num_slots"], seed=meta["seed"], twins=meta["twins"])
-        agent.updates, agent.imitations, agent.skipped_steps = meta["updates"], meta["imitations"], meta["skipped_steps"]
+        policy = RecurrentPolicy.rebuild(
+            parts["network"], meta["schema"], origin=origin, feature_schema=feature_schema, device=device
+        )
+        agent = cls(
+            policy,
+            PPOConfig(**meta["config"]),
+            num_envs=meta["num_envs"],
+            num_steps=meta["num_steps"],
+            num_slots=meta["num_slots"],
+            seed=meta["seed"],
+            twins=meta["twins"],
+        )
+        agent.updates, agent.imitations, agent.skipped_steps = (
+            meta["updates"],
+            meta["imitations"],
+            meta["skipped_steps"],
+        )
         agent.popart.statistics.load_state_dict(meta["popart"])
         agent._load_adam(origin, parts["adam"])
         agent.buffer.load_state_tensors(meta["buffer_length"], parts["buffer"])
@@ -182,16 +331,27 @@ class PPOAgent:
         if stored:
             for parameter in self.policy.network.parameters():
                 self.optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device), "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter)}
+                    "step": torch.zeros((), device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
         load_tensors(f"{origin} (adam)", self._adam_tensors(), stored)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_archive(path, *self.state())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, feature_schema: str, config: PPOConfig | None = None,
-             device: str = "cpu") -> PPOAgent:
-        """Restore a saved agent whole; a file that is damaged, foreign or of other settings is refused by name."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        feature_schema: str,
+        config: PPOConfig | None = None,
+        device: str = "cpu",
+    ) -> PPOAgent:
+        """Restore a saved agent whole; a file that is damaged, foreign or of other settings is refused by
+        name."""
         tensors, meta = read_archive(path, kind="agent")
-        return cls.from_state(tensors, meta, feature_schema=feature_schema, config=config, device=device, origin=path)
+        return cls.from_state(
+            tensors, meta, feature_schema=feature_schema, config=config, device=device, origin=path
+        )

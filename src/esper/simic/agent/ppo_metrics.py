@@ -1,4 +1,5 @@
 """What one PPO update reports about itself, and how several updates make one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ def _by(reducer: Callable[[Sequence[float]], float]) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOUpdateMetrics:
-    """Losses and ratios are means over the update's optimizer steps; the rest describes the rollout or the schedules. The
-    metric registry says what each one is."""
+    """Losses and ratios are means over the update's optimizer steps; the rest describes the rollout or the
+    schedules. The metric registry says what each one is."""
 
     update: int = _by(itemgetter(-1))
     steps: int = _by(sum)
@@ -59,5 +60,7 @@ def aggregate(updates: Sequence[PPOUpdateMetrics]) -> PPOUpdateMetrics:
     for f in fields(PPOUpdateMetrics):
         reduce = f.metadata.get("reducer", fmean)
         values = [getattr(u, f.name) for u in updates]
-        merged[f.name] = tuple(map(reduce, zip(*values, strict=True))) if isinstance(values[0], tuple) else reduce(values)
+        merged[f.name] = (
+            tuple(map(reduce, zip(*values, strict=True))) if isinstance(values[0], tuple) else reduce(values)
+        )
     return PPOUpdateMetrics(**merged)

@@ -1,7 +1,9 @@
-"""Proximal policy optimisation (Schulman et al. 2017), recurrent and masked. Pure functions, then the loop over minibatches.
+"""Proximal policy optimisation (Schulman et al. 2017), recurrent and masked. Pure functions, then the loop
+over minibatches.
 
 Shapes: E envs, T steps. `where` marks the rows that count; sums over rows are divided by their number, once.
 """
+
 from __future__ import annotations
 
 import math
@@ -22,7 +24,8 @@ class NonFiniteUpdateError(EsperError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """Every constant of the agent. Annealed values go linearly from their start to `…_end` over `anneal_updates`."""
+    """Every constant of the agent. Annealed values go linearly from their start to `…_end` over
+    `anneal_updates`."""
 
     gamma: float = 1.0
     """Discount. Episodes are short and end at a known horizon, so the default discounts nothing."""
@@ -66,10 +69,13 @@ class PPOConfig:
     def __post_init__(self) -> None:
         limits: dict[str, tuple[float, float]] = {
             **dict.fromkeys(("gamma", "gae_lambda", "epsilon", "epsilon_end", "lr_end"), (0.0, 1.0)),
-            **dict.fromkeys(("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates"), (0.0, math.inf)),
-            **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)), **dict.fromkeys(
-                ("lr", "imitation_lr", "advantage_floor"), (1e-9, 1.0)),
-            **dict.fromkeys(("clip", "max_grad_norm", "target_kl"), (1e-9, math.inf)), "popart_decay": (1e-3, 1.0),
+            **dict.fromkeys(
+                ("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates"), (0.0, math.inf)
+            ),
+            **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)),
+            **dict.fromkeys(("lr", "imitation_lr", "advantage_floor"), (1e-9, 1.0)),
+            **dict.fromkeys(("clip", "max_grad_norm", "target_kl"), (1e-9, math.inf)),
+            "popart_decay": (1e-3, 1.0),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -97,7 +103,9 @@ def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor
     next_starts_anew = torch.ones_like(batch.reset[:, 0])
     for t in reversed(range(batch.reward.shape[1])):
         nextnonterminal = ~(batch.terminal[:, t] | batch.truncated[:, t] | next_starts_anew)
-        following = torch.where(nextnonterminal, next_value, torch.where(batch.truncated[:, t], batch.bootstrap[:, t], 0.0))
+        following = torch.where(
+            nextnonterminal, next_value, torch.where(batch.truncated[:, t], batch.bootstrap[:, t], 0.0)
+        )
         delta = batch.reward[:, t] + gamma * following - batch.value[:, t]
         last_advantage = delta + gamma * gae_lambda * torch.where(nextnonterminal, last_advantage, 0.0)
         advantages[:, t] = last_advantage
@@ -106,12 +114,16 @@ def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor
 
 
 def without_luck(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
-    """Each advantage less the mean of its twins' at the same step: what befell all of them is not what one of them did.
+    """Each advantage less the mean of its twins' at the same step: what befell all of them is not what one of
+    them did.
 
     A twin that did not decide there does not count; without another one an advantage stays as it is."""
     if twins == 1:
         return advantages
-    grouped, counts = (torch.where(where, x, 0.0).unflatten(0, (-1, twins)) for x in (advantages, torch.ones_like(advantages)))
+    grouped, counts = (
+        torch.where(where, x, 0.0).unflatten(0, (-1, twins))
+        for x in (advantages, torch.ones_like(advantages))
+    )
     others, number = grouped.sum(1, keepdim=True) - grouped, counts.sum(1, keepdim=True) - counts
     return advantages - (others / number.clamp(min=1)).flatten(0, 1)
 
@@ -119,9 +131,8 @@ def without_luck(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
 def normalize_advantages(advantages: Tensor, where: Tensor, *, floor: float) -> tuple[Tensor, float]:
     """Zero mean and unit spread over the rows where the policy had a choice; also returns the spread before.
 
-    A spread below `floor` is divided by `floor`: what is left of the advantages once a task is solved is noise, and blown up
-    to full size it would undo what was learned.
-    """
+    A spread below `floor` is divided by `floor`: what is left of the advantages once a task is solved is
+    noise, and blown up to full size it would undo what was learned."""
     mean = masked_mean(advantages, where)
     std = masked_mean((advantages - mean) ** 2, where).sqrt().item()
     return (advantages - mean) / max(std, floor), std
@@ -172,43 +183,76 @@ def _by_head(name: str, x: Tensor, where: Tensor) -> dict[str, Tensor]:
     return {f"{name}.{head}": mean for head, mean in zip(HEAD_NAMES, means.unbind(-1), strict=True)}
 
 
-def minibatch_loss(seen: PolicyEvaluation, mb: RolloutBatch, advantages: Tensor, normalized_returns: Tensor, *,
-                   config: PPOConfig, entropy_coef: float, imitate: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss to descend, and what to report about it. To imitate is to maximise likelihood, which takes no ratio."""
+def minibatch_loss(
+    seen: PolicyEvaluation,
+    mb: RolloutBatch,
+    advantages: Tensor,
+    normalized_returns: Tensor,
+    *,
+    config: PPOConfig,
+    entropy_coef: float,
+    imitate: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss to descend, and what to report about it. To imitate is to maximise likelihood, which takes no
+    ratio."""
     logratio = torch.zeros_like(seen.log_prob) if imitate else seen.log_prob - mb.behaviour_log_prob
-    pg_loss = (-masked_mean(seen.log_prob, mb.choice) if imitate
-               else policy_loss(logratio, advantages, mb.choice, clip=config.clip))
+    pg_loss = (
+        -masked_mean(seen.log_prob, mb.choice)
+        if imitate
+        else policy_loss(logratio, advantages, mb.choice, clip=config.clip)
+    )
     v_loss = value_loss(seen.normalized_value, normalized_returns, mb.valid)
     entropy = masked_mean(seen.entropy, mb.choice)
     with torch.no_grad():
         counted = torch.where(mb.choice, logratio, 0.0)
-        head_logratio = torch.where(mb.choice[..., None], seen.head_log_probs - mb.behaviour_head_log_probs, 0.0)
+        head_logratio = torch.where(
+            mb.choice[..., None], seen.head_log_probs - mb.behaviour_head_log_probs, 0.0
+        )
         measured = {
-            "policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy,
-            "approx_kl": approx_kl(logratio, mb.choice), "clip_fraction": clipfrac(logratio, mb.choice, clip=config.clip),
-            "ratio_max": counted.max().exp(), "ratio_min": counted.min().exp(), "log_prob_drift": head_logratio.abs().max(),
+            "policy_loss": pg_loss,
+            "value_loss": v_loss,
+            "entropy": entropy,
+            "approx_kl": approx_kl(logratio, mb.choice),
+            "clip_fraction": clipfrac(logratio, mb.choice, clip=config.clip),
+            "ratio_max": counted.max().exp(),
+            "ratio_min": counted.min().exp(),
+            "log_prob_drift": head_logratio.abs().max(),
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
             **_by_head("head_kl", (torch.expm1(head_logratio) - head_logratio) * (not imitate), mb.choice),
         }
     return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
 
 
-def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: RolloutBatch, *, advantages: Tensor,
-             normalized_returns: Tensor, config: PPOConfig, entropy_coef: float, seed: int, skip_budget: int,
-             imitate: bool = False) -> LoopResult:
+def optimize(
+    policy: RecurrentPolicy,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    *,
+    advantages: Tensor,
+    normalized_returns: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+    seed: int,
+    skip_budget: int,
+    imitate: bool = False,
+) -> LoopResult:
     """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
-    A minibatch whose loss or gradient norm is not finite is skipped, and the first one's gradients are left on the parameters;
-    `skip_budget` of them raise. A step after which the next minibatch sees a KL above 1.5 times the target is taken back, and
-    the loop ends: near-deterministic policies with a memory can be destroyed by one step, and a limit that is only noticed
-    afterwards would not prevent it.
-    """
+    A minibatch whose loss or gradient norm is not finite is skipped, and the first one's gradients are left
+    on the parameters; `skip_budget` of them raise. A step after which the next minibatch sees a KL above 1.5
+    times the target is taken back, and the loop ends: near-deterministic policies with a memory can be
+    destroyed by one step, and a limit that is only noticed afterwards would not prevent it."""
     parameters = list(policy.network.parameters())
     before_step = [torch.empty_like(p) for p in parameters]
     generator = torch.Generator().manual_seed(seed)
     num_envs = len(advantages)
-    order = [rows.to(advantages.device) for _ in range(config.epochs)
-             for rows in torch.randperm(num_envs, generator=generator).tensor_split(min(config.minibatches, num_envs))]
+    order = [
+        rows.to(advantages.device)
+        for _ in range(config.epochs)
+        for rows in torch.randperm(num_envs, generator=generator).tensor_split(
+            min(config.minibatches, num_envs)
+        )
+    ]
     log: list[dict[str, float]] = []
     steps = skipped = 0
     stop_kl: float | None = None
@@ -216,10 +260,23 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
     for i, rows in enumerate([*order, order[0]]):  # the last one only checks the last step
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
-            seen = policy.evaluate(mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon)
-            loss, measured = minibatch_loss(seen, mb, advantages[rows], normalized_returns[rows], config=config,
-                                            entropy_coef=entropy_coef, imitate=imitate)
-        if steps and config.target_kl is not None and (kl := measured["approx_kl"].item()) > 1.5 * config.target_kl:
+            seen = policy.evaluate(
+                mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon
+            )
+            loss, measured = minibatch_loss(
+                seen,
+                mb,
+                advantages[rows],
+                normalized_returns[rows],
+                config=config,
+                entropy_coef=entropy_coef,
+                imitate=imitate,
+            )
+        if (
+            steps
+            and config.target_kl is not None
+            and (kl := measured["approx_kl"].item()) > 1.5 * config.target_kl
+        ):
             for parameter, saved in zip(parameters, before_step, strict=True):
                 parameter.data.copy_(saved)
             stop_kl, steps = kl, steps - 1
@@ -237,7 +294,8 @@ def optimize(policy: RecurrentPolicy, optimizer: torch.optim.Optimizer, batch: R
             if skipped >= skip_budget:
                 raise NonFiniteUpdateError(
                     f"env rows {rows.tolist()}: loss {values['loss']}, gradient norm {values['grad_norm']}; {skipped} steps "
-                    "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr")
+                    "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr"
+                )
             continue
         nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
         log.append(values)

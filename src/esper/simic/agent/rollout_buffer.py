@@ -1,9 +1,11 @@
-"""What the policy saw and did in one rollout: tensors [E, T, …], written one column (all envs, one step) at a time.
+"""What the policy saw and did in one rollout: tensors [E, T, …], written one column (all envs, one step) at a
+time.
 
-Shapes: E envs, T steps, S slots, H hidden size. A row of an env belongs to a segment: it starts where `reset` is set and ends
-at a terminal row (nothing follows), at a truncated one (its `bootstrap` value stands for what follows) or before an invalid
-one. An invalid row holds no decision: it counts in no loss and no statistic.
+Shapes: E envs, T steps, S slots, H hidden size. A row of an env belongs to a segment: it starts where `reset`
+is set and ends at a terminal row (nothing follows), at a truncated one (its `bootstrap` value stands for what
+follows) or before an invalid one. An invalid row holds no decision: it counts in no loss and no statistic.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +14,18 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.leyline import IRRELEVANT_VALUES, NUM_HEADS, ActionMasks, EsperError, PolicyObservation, PolicyStep, head_sizes
+from esper._archive import load_tensors
+from esper.leyline import (
+    IRRELEVANT_VALUES,
+    NUM_HEADS,
+    ActionMasks,
+    EsperError,
+    PolicyObservation,
+    PolicyStep,
+    head_sizes,
+)
 from esper.tamiyo.network import NUM_OPS, Hidden
-from esper.tamiyo.policy import has_choice, load_tensors, map_tensors
+from esper.tamiyo.policy import has_choice, map_tensors
 
 _MASK_NAMES = tuple(f.name for f in fields(ActionMasks))
 _OBS_NAMES = tuple(f.name for f in fields(PolicyObservation))
@@ -45,63 +56,112 @@ class RolloutBatch:
         for name, part in picked.items():
             if isinstance(part, Tensor):
                 picked[name] = part[envs]
-        return RolloutBatch(**{
-            **picked, "obs": map_tensors(self.obs, lambda t: t[envs]), "masks": map_tensors(self.masks, lambda t: t[envs]),
-            "hidden": (self.hidden[0][envs], self.hidden[1][envs]),
-        })
+        return RolloutBatch(
+            **{
+                **picked,
+                "obs": map_tensors(self.obs, lambda t: t[envs]),
+                "masks": map_tensors(self.masks, lambda t: t[envs]),
+                "hidden": (self.hidden[0][envs], self.hidden[1][envs]),
+            }
+        )
 
 
 class RolloutBuffer:
     """Preallocated columns and a cursor that all envs share."""
 
-    def __init__(self, num_envs: int, num_steps: int, num_slots: int, *, base_dim: int, slot_dim: int, hidden: int,
-                 device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        num_envs: int,
+        num_steps: int,
+        num_slots: int,
+        *,
+        base_dim: int,
+        slot_dim: int,
+        hidden: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
         if min(num_envs, num_steps, num_slots) < 1:
-            raise EsperError(f"buffer of {num_envs} envs, {num_steps} steps, {num_slots} slots; each must be at least 1")
+            raise EsperError(
+                f"buffer of {num_envs} envs, {num_steps} steps, {num_slots} slots; each must be at least 1"
+            )
         self.num_envs, self.num_steps, self.num_slots = num_envs, num_steps, num_slots
         slots, *parameters, ops = head_sizes(num_slots)
-        mask_shapes = dict(zip(_MASK_NAMES, [(ops,), (NUM_OPS, slots), *((n,) for n in parameters)], strict=True))
+        mask_shapes = dict(
+            zip(_MASK_NAMES, [(ops,), (NUM_OPS, slots), *((n,) for n in parameters)], strict=True)
+        )
         floats, flags = torch.float32, torch.bool
         columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "base": ((base_dim,), floats), "slots": ((slots, slot_dim), floats), "blueprints": ((slots,), torch.int64),
+            "base": ((base_dim,), floats),
+            "slots": ((slots, slot_dim), floats),
+            "blueprints": ((slots,), torch.int64),
             **{f"mask.{name}": (shape, flags) for name, shape in mask_shapes.items()},
-            "actions": ((NUM_HEADS,), torch.int64), "behaviour_head_log_probs": ((NUM_HEADS,), floats),
+            "actions": ((NUM_HEADS,), torch.int64),
+            "behaviour_head_log_probs": ((NUM_HEADS,), floats),
             **dict.fromkeys(("behaviour_log_prob", "value", "reward", "bootstrap", "epsilon"), ((), floats)),
             **dict.fromkeys(("terminal", "truncated", "reset", "valid", "choice"), ((), flags)),
         }
-        self.columns = {name: torch.zeros((num_envs, num_steps, *shape), dtype=dtype, device=device)
-                        for name, (shape, dtype) in columns.items()}
-        self.hidden = (torch.zeros(num_envs, hidden, device=device), torch.zeros(num_envs, hidden, device=device))
+        self.columns = {
+            name: torch.zeros((num_envs, num_steps, *shape), dtype=dtype, device=device)
+            for name, (shape, dtype) in columns.items()
+        }
+        self.hidden = (
+            torch.zeros(num_envs, hidden, device=device),
+            torch.zeros(num_envs, hidden, device=device),
+        )
         self.length = 0
         self._wait = torch.tensor(IRRELEVANT_VALUES, device=device)
 
     def begin(self, hidden: Hidden) -> None:
-        """Start a new rollout with the hidden state that the first step will see (before any reset of that step)."""
+        """Start a new rollout with the hidden state that the first step will see (before any reset of that
+        step)."""
         self.length = 0
         for own, given in zip(self.hidden, hidden, strict=True):
             own.copy_(given)
 
-    def add(self, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep, *, reward: Tensor, terminal: Tensor,
-            reset: Tensor, epsilon: float, valid: Tensor | None = None) -> None:
-        """Write one column. `reset` [E]: hidden state was zeroed before this step. Where `valid` [E] is False the env was
-        rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and the next step must be a reset."""
+    def add(
+        self,
+        obs: PolicyObservation,
+        masks: ActionMasks,
+        step: PolicyStep,
+        *,
+        reward: Tensor,
+        terminal: Tensor,
+        reset: Tensor,
+        epsilon: float,
+        valid: Tensor | None = None,
+    ) -> None:
+        """Write one column. `reset` [E]: hidden state was zeroed before this step. Where `valid` [E] is False
+        the env was rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and the
+        next step must be a reset."""
         t = self.length
         if t == self.num_steps:
             raise EsperError(f"the rollout is full: {self.num_steps} steps; call update before adding more")
         valid = torch.ones_like(terminal) if valid is None else valid
         if t and (loose := ~self.columns["valid"][:, t - 1] & ~reset).any():
-            raise EsperError(f"env {loose.nonzero()[0, 0].item()}: step {t} follows an invalid step and must be a reset")
-        parts = {name: getattr(obs, name) for name in _OBS_NAMES} | {f"mask.{name}": getattr(masks, name) for name in _MASK_NAMES}
+            raise EsperError(
+                f"env {loose.nonzero()[0, 0].item()}: step {t} follows an invalid step and must be a reset"
+            )
+        parts = {name: getattr(obs, name) for name in _OBS_NAMES} | {
+            f"mask.{name}": getattr(masks, name) for name in _MASK_NAMES
+        }
         parts |= {
             "actions": torch.where(valid[:, None], step.actions, self._wait),
-            "behaviour_head_log_probs": step.head_log_probs, "behaviour_log_prob": step.log_prob, "value": step.value,
-            "reward": reward, "bootstrap": torch.zeros_like(reward), "terminal": terminal, "reset": reset,
-            "truncated": torch.zeros_like(terminal), "valid": valid, "choice": valid & has_choice(masks),
+            "behaviour_head_log_probs": step.head_log_probs,
+            "behaviour_log_prob": step.log_prob,
+            "value": step.value,
+            "reward": reward,
+            "bootstrap": torch.zeros_like(reward),
+            "terminal": terminal,
+            "reset": reset,
+            "truncated": torch.zeros_like(terminal),
+            "valid": valid,
+            "choice": valid & has_choice(masks),
             "epsilon": torch.full_like(reward, epsilon),
         }
         for name, part in parts.items():
             if part.is_floating_point() and name != "reward":
-                # A row without a decision may come from a network that blew up; 0 · NaN would leak into every gradient.
+                # A row without a decision may come from a network that blew up; 0 · NaN would leak into every
+                # gradient.
                 part = part.masked_fill(~valid.view(-1, *[1] * (part.dim() - 1)), 0.0)
             self.columns[name][:, t] = part
         self.length = t + 1
@@ -109,10 +169,9 @@ class RolloutBuffer:
     def add_penalty(self, env: int, amount: float) -> bool:
         """Add `amount` (negative) to the env's last decision, which becomes terminal.
 
-        False, and nothing changes, if this episode has no decision in this rollout: the penalty then appears only in the
-        outcome.
-        """
-        decisions = self.columns["valid"][env, :self.length].nonzero()
+        False, and nothing changes, if this episode has no decision in this rollout: the penalty then appears
+        only in the outcome."""
+        decisions = self.columns["valid"][env, : self.length].nonzero()
         if not len(decisions):
             return False
         t = int(decisions[-1, 0])
@@ -124,7 +183,8 @@ class RolloutBuffer:
         return True
 
     def truncate(self, targets: Sequence[tuple[int, int]], bootstrap: Tensor) -> None:
-        """Mark (env, step) rows as cut before their end; `bootstrap` holds the value of what would follow each."""
+        """Mark (env, step) rows as cut before their end; `bootstrap` holds the value of what would follow
+        each."""
         if len(targets) != len(bootstrap):
             raise EsperError(f"{len(targets)} truncated rows but {len(bootstrap)} bootstrap values")
         if targets:
@@ -136,22 +196,26 @@ class RolloutBuffer:
 
     def total_rewards(self) -> Tensor:
         """[E]: everything that the rollout has paid so far, penalties and undecided steps included."""
-        return self.columns["reward"][:, :self.length].sum(dim=1)
+        return self.columns["reward"][:, : self.length].sum(dim=1)
 
     def finish(self) -> RolloutBatch:
         """The rollout as it stands; every segment must have been closed and every number be finite."""
         if not self.length:
             raise EsperError("the rollout is empty; record at least one step before the update")
-        data = {name: column[:, :self.length] for name, column in self.columns.items()}
+        data = {name: column[:, : self.length] for name, column in self.columns.items()}
         for name in ("reward", "value", "bootstrap"):
             if (broken := ~data[name].isfinite()).any():
                 env, t = broken.nonzero()[0].tolist()
-                raise EsperError(f"env {env}, step {t}: {name} is {data[name][env, t].item()}, must be finite")
+                raise EsperError(
+                    f"env {env}, step {t}: {name} is {data[name][env, t].item()}, must be finite"
+                )
         ends = torch.ones_like(data["reset"])
         ends[:, :-1] = data["reset"][:, 1:] | ~data["valid"][:, 1:]
         if (open_ := ends & data["valid"] & ~data["terminal"] & ~data["truncated"]).any():
             env, t = open_.nonzero()[0].tolist()
-            raise EsperError(f"env {env}: the segment that ends at step {t} is neither terminal nor truncated")
+            raise EsperError(
+                f"env {env}: the segment that ends at step {t} is neither terminal nor truncated"
+            )
         obs = PolicyObservation(*(data.pop(name) for name in _OBS_NAMES))
         masks = ActionMasks(*(data.pop(f"mask.{name}") for name in _MASK_NAMES))
         return RolloutBatch(obs=obs, masks=masks, hidden=self.hidden, **data)

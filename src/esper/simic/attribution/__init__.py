@@ -1,7 +1,17 @@
-"""Who contributes what: every figure about a network's seeds is read from one table of evaluated coalitions."""
+"""Who contributes what: every figure about a network's seeds is read from one table of evaluated
+coalitions."""
+
 from esper._lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "esper.simic.attribution.table": (
-        "CoalitionTable", "MissingCoalitionError", "Score", "ShapleyValue", "required_coalitions"),
-})
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "esper.simic.attribution.table": (
+            "CoalitionTable",
+            "MissingCoalitionError",
+            "Score",
+            "ShapleyValue",
+            "required_coalitions",
+        ),
+    },
+)

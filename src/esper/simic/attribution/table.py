@@ -1,8 +1,8 @@
 """The coalition table of one network at one epoch, and everything that can be read from it.
 
-A coalition is the set of slots whose blended seeds are on. Reads are pure; a coalition that was not evaluated is an error
-that names it, never a default. Contributions are differences of accuracy, in its unit.
-"""
+A coalition is the set of slots whose blended seeds are on. Reads are pure; a coalition that was not evaluated
+is an error that names it, never a default. Contributions are differences of accuracy, in its unit."""
+
 from __future__ import annotations
 
 import math
@@ -29,21 +29,28 @@ class Score(NamedTuple):
 
 
 class ShapleyValue(NamedTuple):
-    """A seed's average contribution over the orders in which seeds could have joined; standard error 0 where it is exact."""
+    """A seed's average contribution over the orders in which seeds could have joined; standard error 0 where
+    it is exact."""
 
     value: float
     standard_error: float
 
 
-def required_coalitions(blended: Collection[str], fossilized: Collection[str],
-                        generator: torch.Generator | None = None) -> list[Coalition]:
-    """What must be evaluated so that every read works: all coalitions of few seeds; of many the default ones, all pairs,
-    what is committed, and what one more fossilization would commit. The generator draws the orders of many seeds."""
+def required_coalitions(
+    blended: Collection[str], fossilized: Collection[str], generator: torch.Generator | None = None
+) -> list[Coalition]:
+    """What must be evaluated so that every read works: all coalitions of few seeds; of many the default ones,
+    all pairs, what is committed, and what one more fossilization would commit. The generator draws the orders
+    of many seeds."""
     if len(blended) <= MAX_EXHAUSTIVE:
         return all_coalitions(blended)
     committed = frozenset(fossilized)
-    wanted = {*default_coalitions(blended, generator), *map(frozenset, combinations(sorted(blended), 2)),
-              committed, *(committed | {slot} for slot in blended)}
+    wanted = {
+        *default_coalitions(blended, generator),
+        *map(frozenset, combinations(sorted(blended), 2)),
+        committed,
+        *(committed | {slot} for slot in blended),
+    }
     return sorted(wanted, key=lambda c: (len(c), sorted(c)))
 
 
@@ -59,20 +66,24 @@ class CoalitionTable:
     def __post_init__(self) -> None:
         slots = sorted(frozenset[str]().union(*self.scores))
         if not self.fossilized <= set(slots):
-            raise SlotIdError(f"fossilized slots {sorted(self.fossilized)} are not all blended; {allowed(slots or ['none'])}")
+            raise SlotIdError(
+                f"fossilized slots {sorted(self.fossilized)} are not all blended; {allowed(slots or ['none'])}"
+            )
         object.__setattr__(self, "slots", tuple(slots))
 
     def __getitem__(self, coalition: Collection[str]) -> Score:
         found = self.scores.get(frozenset(coalition))
         if found is None:
-            raise MissingCoalitionError(f"coalition {_named(coalition)} was not evaluated; this table holds "
-                                        f"{len(self.scores)} coalitions of {_named(self.slots)}")
+            raise MissingCoalitionError(
+                f"coalition {_named(coalition)} was not evaluated; this table holds "
+                f"{len(self.scores)} coalitions of {_named(self.slots)}"
+            )
         return Score(*found)
 
     def accuracy(self, coalition: Collection[str]) -> float:
         return self[coalition].accuracy
 
-    # -- single coalitions ------------------------------------------------------------------------------------------------
+    # -- single coalitions -----------------------------------------------------------------------------------
 
     @property
     def full(self) -> Score:
@@ -97,14 +108,15 @@ class CoalitionTable:
         """Two seeds alone in the host."""
         return self[self._known(a, b)]
 
-    # -- contributions ----------------------------------------------------------------------------------------------------
+    # -- contributions ---------------------------------------------------------------------------------------
 
     def leave_one_out(self, slot: str) -> float:
         """What the network would lose without this seed."""
         return self.full.accuracy - self.accuracy(frozenset(self.slots) - self._known(slot))
 
     def interaction(self, a: str, b: str) -> float:
-        """What two seeds give together beyond what each gives alone; negative where they stand in for each other."""
+        """What two seeds give together beyond what each gives alone; negative where they stand in for each
+        other."""
         if a == b:
             raise SlotIdError(f"interaction of slot {a!r} with itself; name two of {_named(self.slots)}")
         return self.pair(a, b).accuracy - self.solo(a).accuracy - self.solo(b).accuracy + self.empty.accuracy
@@ -127,19 +139,21 @@ class CoalitionTable:
     def _known(self, *slots: str) -> Coalition:
         for slot in slots:
             if slot not in self.slots:
-                raise SlotIdError(f"slot {slot!r} has no blended seed here; {allowed(self.slots or ['none'])}")
+                raise SlotIdError(
+                    f"slot {slot!r} has no blended seed here; {allowed(self.slots or ['none'])}"
+                )
         return frozenset(slots)
 
-    # -- Shapley ------------------------------------------------------------------------------------------------------------
+    # -- Shapley ---------------------------------------------------------------------------------------------
 
     def shapley(self) -> dict[str, ShapleyValue]:
-        """Each seed's Shapley value: the mean of its marginal contribution over all orders whose every prefix was evaluated.
+        """Each seed's Shapley value: the mean of its marginal contribution over all orders whose every prefix
+        was evaluated.
 
-        In a complete table those are all orders and the value is exact. Otherwise they are the sampled orders and what can be
-        pieced together from them and the other coalitions. Either way the values sum to full − empty, because every order's
-        contributions do. (The committed coalitions favour orders that begin with the fossils; over random games the bias
-        stayed below the standard error.)
-        """
+        In a complete table those are all orders and the value is exact. Otherwise they are the sampled orders
+        and what can be pieced together from them and the other coalitions. Either way the values sum to full
+        − empty, because every order's contributions do. (The committed coalitions favour orders that begin
+        with the fossils; over random games the bias stayed below the standard error.)"""
         if len(self.slots) <= MAX_EXHAUSTIVE:
             for coalition in all_coalitions(self.slots):
                 self[coalition]
@@ -160,8 +174,8 @@ class CoalitionTable:
         return found
 
     def _count_orders(self) -> tuple[dict[Coalition, int], dict[Coalition, int]]:
-        """For each coalition on a complete order: in how many ways it is reached from the empty one, and goes on to the full
-        one, through evaluated coalitions."""
+        """For each coalition on a complete order: in how many ways it is reached from the empty one, and goes
+        on to the full one, through evaluated coalitions."""
         empty, full = frozenset[str](), frozenset(self.slots)
         by_size = sorted(self.scores, key=len)
         below = {empty: 1}
@@ -172,8 +186,10 @@ class CoalitionTable:
         if full not in below:
             reached = max(below, key=len)
             missing = min((reached | {slot} for slot in full - reached), key=sorted)
-            raise MissingCoalitionError(f"no order of {_named(full)} was evaluated to its end: from {_named(reached)} none of "
-                                        f"the next coalitions, such as {_named(missing)}, is in the table")
+            raise MissingCoalitionError(
+                f"no order of {_named(full)} was evaluated to its end: from {_named(reached)} none of "
+                f"the next coalitions, such as {_named(missing)}, is in the table"
+            )
         above = {full: 1}
         for coalition in reversed(by_size):
             ways = sum(above.get(coalition | {slot}, 0) for slot in full - coalition)
@@ -182,8 +198,9 @@ class CoalitionTable:
         return {c: n for c, n in below.items() if c in above}, above
 
     def _independent_orders(self, shares: Mapping[Coalition, float]) -> float:
-        """How many orders count as independent draws: the effective number of coalitions that share them, at the size where it
-        is lowest, of those sizes of which not all coalitions were evaluated. Infinitely many in a complete table."""
+        """How many orders count as independent draws: the effective number of coalitions that share them, at
+        the size where it is lowest, of those sizes of which not all coalitions were evaluated. Infinitely
+        many in a complete table."""
         independent = math.inf
         for size in range(len(self.slots) + 1):
             found = [share for coalition, share in shares.items() if len(coalition) == size]

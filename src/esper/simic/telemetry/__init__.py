@@ -1,12 +1,20 @@
-"""Sensors, emitters and the anomaly detector. Nothing here changes what it measures, or waits for the device unasked."""
+"""Sensors, emitters and the anomaly detector. Nothing here changes what it measures, or waits for the device
+unasked."""
+
 from esper._lazy import lazy_exports
 
-__getattr__, __dir__, __all__ = lazy_exports(__name__, {
-    "esper.simic.telemetry.anomaly_detector": ("AnomalyDetector", "AnomalyReport"),
-    "esper.simic.telemetry.debug_telemetry": ("LayerGradientStats", "check_numerical_stability"),
-    "esper.simic.telemetry.gradient_collector": (
-        "collect_host_gradients_async", "collect_per_layer_gradients", "collect_seed_gradients_async",
-        "collect_seed_gradients_only_async"),
-    "esper.simic.telemetry.growth_sensors": ("GrowthProbe", "GrowthSensors"),
-    "esper.simic.telemetry.telemetry_config": ("TelemetryConfig", "TelemetryLevel"),
-})
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "esper.simic.telemetry.anomaly_detector": ("AnomalyDetector", "AnomalyReport"),
+        "esper.simic.telemetry.debug_telemetry": ("LayerGradientStats", "check_numerical_stability"),
+        "esper.simic.telemetry.gradient_collector": (
+            "collect_host_gradients_async",
+            "collect_per_layer_gradients",
+            "collect_seed_gradients_async",
+            "collect_seed_gradients_only_async",
+        ),
+        "esper.simic.sensors": ("GrowthProbe", "GrowthSensors"),
+        "esper.simic.telemetry.telemetry_config": ("TelemetryConfig", "TelemetryLevel"),
+    },
+)

@@ -1,4 +1,6 @@
-"""The live detector: listens to a run's events and reports, round by round, which alert rules found a fault."""
+"""The live detector: listens to a run's events and reports, round by round, which alert rules found a
+fault."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -17,11 +19,13 @@ class AnomalyReport:
     raised: tuple[Alert, ...] = ()
     """Alerts of this round."""
     last_anomaly: int | None = None
-    """The last round that had an alert or ended with something at fault, this one included; None if there was none."""
+    """The last round that had an alert or ended with something at fault, this one included; None if there was
+    none."""
 
 
 class AnomalyDetector:
-    """An output of the hub. It judges what is recorded and nothing else, so the log of a run brings it to the run's state."""
+    """An output of the hub. It judges what is recorded and nothing else, so the log of a run brings it to the
+    run's state."""
 
     def __init__(self, log: Iterable[Mapping[str, Any]] = ()) -> None:
         """`log`: the events so far of a run that goes on."""
@@ -32,7 +36,7 @@ class AnomalyDetector:
         for event in log:
             self._observe(event)
 
-    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  the hub numbers what it hands out
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
         self._observe(event)
 
     def _observe(self, event: TelemetryEvent | Mapping[str, Any]) -> None:

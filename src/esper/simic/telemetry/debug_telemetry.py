@@ -1,4 +1,6 @@
-"""Close looks at a module, for finding out what went wrong. Each brings its numbers from the device in one transfer."""
+"""Close looks at a module, for finding out what went wrong. Each brings its numbers from the device in one
+transfer."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ class LayerGradientStats:
 def check_numerical_stability(model: nn.Module) -> list[str]:
     """Names of the parameters that hold NaN or Inf, in themselves or in their gradients."""
     parameters = dict(model.named_parameters())
-    sound = [torch.stack([t.isfinite().all() for t in (p, p.grad) if t is not None]).all() for p in parameters.values()]
+    sound = [
+        torch.stack([t.isfinite().all() for t in (p, p.grad) if t is not None]).all()
+        for p in parameters.values()
+    ]
     flags = torch.stack(sound).tolist() if sound else []
     return sorted(name for name, is_sound in zip(parameters, flags, strict=True) if not is_sound)

@@ -1,7 +1,9 @@
-"""Functions that format and emit events. They never touch training state; only the gradient norm waits for a device.
+"""Functions that format and emit events. They never touch training state; only the gradient norm waits for a
+device.
 
 Payloads are described in leyline.metrics. The hub stamps the round on events that name none.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +46,13 @@ if TYPE_CHECKING:
 DEAD_SHARE = 0.9
 """A layer is dead if more of its gradient than this is zero."""
 _CHOICES: Mapping[str, Sequence[str | int | float]] = {
-    "blueprint": BLUEPRINT_IDS, "style": [style.name for style in GerminationStyle], "tempo": TEMPO_EPOCHS,
-    "alpha_target": ALPHA_TARGET_VALUES, "alpha_speed": ALPHA_SPEED_EPOCHS,
-    "alpha_curve": [curve.name for curve in AlphaCurveAction]}
+    "blueprint": BLUEPRINT_IDS,
+    "style": [style.name for style in GerminationStyle],
+    "tempo": TEMPO_EPOCHS,
+    "alpha_target": ALPHA_TARGET_VALUES,
+    "alpha_speed": ALPHA_SPEED_EPOCHS,
+    "alpha_curve": [curve.name for curve in AlphaCurveAction],
+}
 """What the index of a parameter head stands for."""
 
 
@@ -60,14 +66,31 @@ def emit_with_env_context(hub: TelemetryHub, event: TelemetryEvent, env_id: int,
     hub.emit(replace(event, env_id=env_id, device=device))
 
 
-def emit_batch_completed(hub: TelemetryHub, batch_idx: int, episodes_completed: int, avg_reward: float, avg_accuracy: float,
-                         avg_val_accuracy: float, learning_rate: float | None, entropy_coef: float | None, seed_stage: str | None,
-                         active_slot: str | None, telemetry_level: TelemetryLevel, *, rounds: int | None = None,
-                         avg_committed_accuracy: float | None = None, avg_objective: float | None = None,
-                         avg_added_params: float | None = None, rollbacks: int | None = None, env_steps: int | None = None,
-                         baseline_accuracy: float | None = None, seconds: float | None = None,
-                         phase_seconds: Mapping[str, float] | None = None) -> None:
-    """Close a round: everything else about it must have been emitted. `baseline_accuracy` is the mean of earlier rounds."""
+def emit_batch_completed(
+    hub: TelemetryHub,
+    batch_idx: int,
+    episodes_completed: int,
+    avg_reward: float,
+    avg_accuracy: float,
+    avg_val_accuracy: float,
+    learning_rate: float | None,
+    entropy_coef: float | None,
+    seed_stage: str | None,
+    active_slot: str | None,
+    telemetry_level: TelemetryLevel,
+    *,
+    rounds: int | None = None,
+    avg_committed_accuracy: float | None = None,
+    avg_objective: float | None = None,
+    avg_added_params: float | None = None,
+    rollbacks: int | None = None,
+    env_steps: int | None = None,
+    baseline_accuracy: float | None = None,
+    seconds: float | None = None,
+    phase_seconds: Mapping[str, float] | None = None,
+) -> None:
+    """Close a round: everything else about it must have been emitted. `baseline_accuracy` is the mean of
+    earlier rounds."""
     phases = phase_seconds or {}
     if unknown := phases.keys() - set(PHASES):
         raise EsperError(f"phases {sorted(unknown)} are unknown; {allowed(PHASES)}")
@@ -76,72 +99,150 @@ def emit_batch_completed(hub: TelemetryHub, batch_idx: int, episodes_completed: 
         limit = METRICS["batch_completed.accuracy_drop"].high
         assert limit is not None
         degraded, drop = check_performance_degradation(avg_accuracy, baseline_accuracy, limit)
-    emit_event(hub, TelemetryEventType.BATCH_COMPLETED, {
-        "round_idx": batch_idx, "rounds": rounds, "episodes_completed": episodes_completed, "avg_reward": avg_reward,
-        "avg_accuracy": avg_accuracy, "avg_val_accuracy": avg_val_accuracy, "avg_committed_accuracy": avg_committed_accuracy,
-        "avg_objective": avg_objective, "avg_added_params": avg_added_params, "rollbacks": rollbacks,
-        "baseline_accuracy": baseline_accuracy, "accuracy_drop": drop, "degraded": degraded, "learning_rate": learning_rate,
-        "entropy_coef": entropy_coef, "env_steps": env_steps, "seconds": seconds,
-        **{f"{phase}_seconds": phases.get(phase) for phase in PHASES}, "seed_stage": seed_stage, "active_slot": active_slot,
-        "telemetry_level": telemetry_level.name.lower()}, round_idx=batch_idx)
+    emit_event(
+        hub,
+        TelemetryEventType.BATCH_COMPLETED,
+        {
+            "round_idx": batch_idx,
+            "rounds": rounds,
+            "episodes_completed": episodes_completed,
+            "avg_reward": avg_reward,
+            "avg_accuracy": avg_accuracy,
+            "avg_val_accuracy": avg_val_accuracy,
+            "avg_committed_accuracy": avg_committed_accuracy,
+            "avg_objective": avg_objective,
+            "avg_added_params": avg_added_params,
+            "rollbacks": rollbacks,
+            "baseline_accuracy": baseline_accuracy,
+            "accuracy_drop": drop,
+            "degraded": degraded,
+            "learning_rate": learning_rate,
+            "entropy_coef": entropy_coef,
+            "env_steps": env_steps,
+            "seconds": seconds,
+            **{f"{phase}_seconds": phases.get(phase) for phase in PHASES},
+            "seed_stage": seed_stage,
+            "active_slot": active_slot,
+            "telemetry_level": telemetry_level.name.lower(),
+        },
+        round_idx=batch_idx,
+    )
 
 
-def emit_last_action(hub: TelemetryHub, env_id: int, device: str, action_type: str, target_slot: str | None, reward: float,
-                     cumulative_reward: float, action_mask: dict[str, bool], telemetry_level: TelemetryLevel, *,
-                     indices: Sequence[int] | None = None, outcome: ActionOutcome | None = None, log_prob: float | None = None,
-                     value: float | None = None, op_probs: Sequence[float] | None = None,
-                     confidences: Sequence[float] | None = None, seeds: Mapping[str, SeedStateReport] | None = None,
-                     gradient_ratios: Mapping[str, float] | None = None, accuracy: float | None = None,
-                     loss: float | None = None, epoch: int | None = None) -> None:
-    """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they came from the
-    policy, and the env's `seeds` after it. What the operation has no use for is left out. Below level normal there is nobody
-    to read it."""
+def emit_last_action(
+    hub: TelemetryHub,
+    env_id: int,
+    device: str,
+    action_type: str,
+    target_slot: str | None,
+    reward: float,
+    cumulative_reward: float,
+    action_mask: dict[str, bool],
+    telemetry_level: TelemetryLevel,
+    *,
+    indices: Sequence[int] | None = None,
+    outcome: ActionOutcome | None = None,
+    log_prob: float | None = None,
+    value: float | None = None,
+    op_probs: Sequence[float] | None = None,
+    confidences: Sequence[float] | None = None,
+    seeds: Mapping[str, SeedStateReport] | None = None,
+    gradient_ratios: Mapping[str, float] | None = None,
+    accuracy: float | None = None,
+    loss: float | None = None,
+    epoch: int | None = None,
+) -> None:
+    """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they
+    came from the policy, and the env's `seeds` after it. What the operation has no use for is left out. Below
+    level normal there is nobody to read it."""
     if telemetry_level < TelemetryLevel.NORMAL:
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
     slot = target_slot if relevant["slot"] else None
     sampled = {} if indices is None else dict(zip(HEAD_NAMES, indices, strict=True))
-    emit_event(hub, TelemetryEventType.LAST_ACTION, {
-        "op": action_type, "slot": slot,
-        **{head: values[sampled[head]] if sampled and relevant[head] else None for head, values in _CHOICES.items()},
-        "executed": None if outcome is None else outcome.executed,
-        "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.value,
-        "gate_failures": [] if outcome is None or outcome.gate is None else [f.reason.value for f in outcome.gate.failures],
-        "log_prob": log_prob, "value": value,
-        "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
-        "confidences": None if confidences is None else {
-            head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
-        "accuracy": accuracy, "loss": loss, "reward": reward, "cumulative_reward": cumulative_reward, "mask": dict(action_mask),
-        "stages": None if seeds is None else {slot: int(seed.stage) for slot, seed in seeds.items()},
-        "alphas": None if seeds is None else {slot: seed.alpha for slot, seed in seeds.items()},
-        "contributions": None if seeds is None else {
-            slot: seed.metrics.contribution for slot, seed in seeds.items() if seed.metrics.contribution is not None},
-        "gradient_ratios": gradient_ratios,
-    }, env_id=env_id, device=device, epoch=epoch, slot_id=slot)
+    emit_event(
+        hub,
+        TelemetryEventType.LAST_ACTION,
+        {
+            "op": action_type,
+            "slot": slot,
+            **{
+                head: values[sampled[head]] if sampled and relevant[head] else None
+                for head, values in _CHOICES.items()
+            },
+            "executed": None if outcome is None else outcome.executed,
+            "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.value,
+            "gate_failures": []
+            if outcome is None or outcome.gate is None
+            else [f.reason.value for f in outcome.gate.failures],
+            "log_prob": log_prob,
+            "value": value,
+            "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
+            "confidences": None
+            if confidences is None
+            else {head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
+            "accuracy": accuracy,
+            "loss": loss,
+            "reward": reward,
+            "cumulative_reward": cumulative_reward,
+            "mask": dict(action_mask),
+            "stages": None if seeds is None else {slot: int(seed.stage) for slot, seed in seeds.items()},
+            "alphas": None if seeds is None else {slot: seed.alpha for slot, seed in seeds.items()},
+            "contributions": None
+            if seeds is None
+            else {
+                slot: seed.metrics.contribution
+                for slot, seed in seeds.items()
+                if seed.metrics.contribution is not None
+            },
+            "gradient_ratios": gradient_ratios,
+        },
+        env_id=env_id,
+        device=device,
+        epoch=epoch,
+        slot_id=slot,
+    )
 
 
 @torch.no_grad()
 def compute_grad_norm_surrogate(model: nn.Module) -> float:
-    """Norm of the gradients that this process holds, in float64, because squares of large float32 numbers overflow; 0 where
-    there is none. One transfer."""
-    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in model.parameters() if p.grad is not None]
+    """Norm of the gradients that this process holds, in float64, because squares of large float32 numbers
+    overflow; 0 where there is none. One transfer."""
+    norms = [
+        torch.linalg.vector_norm(p.grad, dtype=torch.float64)
+        for p in model.parameters()
+        if p.grad is not None
+    ]
     return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
 
 
 def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
     """How many layers have a gradient that is dead or not finite, and the share that has neither."""
     bad = [(s.zero_fraction > DEAD_SHARE, s.nonfinite_count > 0) for s in layer_stats]
-    return {"layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
-            "dead_layers": sum(dead for dead, _ in bad), "nonfinite_layers": sum(nonfinite for _, nonfinite in bad)}
+    return {
+        "layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
+        "dead_layers": sum(dead for dead, _ in bad),
+        "nonfinite_layers": sum(nonfinite for _, nonfinite in bad),
+    }
 
 
-def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, layer_stats: list[LayerGradientStats] | None,
-                          telemetry_level: TelemetryLevel, *, nonfinite: list[str] | None = None,
-                          clipped_grad_norm: float | None = None) -> None:
-    """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a step was skipped
-    what was not finite."""
+def emit_ppo_update_event(
+    hub: TelemetryHub,
+    ppo_metrics: PPOUpdateMetrics,
+    layer_stats: list[LayerGradientStats] | None,
+    telemetry_level: TelemetryLevel,
+    *,
+    nonfinite: list[str] | None = None,
+    clipped_grad_norm: float | None = None,
+) -> None:
+    """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a
+    step was skipped what was not finite."""
     data = {f.name: getattr(ppo_metrics, f.name) for f in fields(ppo_metrics)}
-    data |= {name: dict(zip(HEAD_NAMES, value, strict=True)) for name, value in data.items() if isinstance(value, tuple)}
+    data |= {
+        name: dict(zip(HEAD_NAMES, value, strict=True))
+        for name, value in data.items()
+        if isinstance(value, tuple)
+    }
     if layer_stats is not None and telemetry_level >= TelemetryLevel.DEBUG:
         data |= aggregate_layer_gradient_health(layer_stats)
     if clipped_grad_norm is not None:
@@ -151,78 +252,159 @@ def emit_ppo_update_event(hub: TelemetryHub, ppo_metrics: PPOUpdateMetrics, laye
     emit_event(hub, TelemetryEventType.PPO_UPDATE, data)
 
 
-def emit_action_distribution(hub: TelemetryHub, action_counts: dict[str, int], action_successes: dict[str, int]) -> None:
+def emit_action_distribution(
+    hub: TelemetryHub, action_counts: dict[str, int], action_successes: dict[str, int]
+) -> None:
     """How often each operation was sampled and carried out in a round."""
     if unknown := action_successes.keys() - action_counts.keys():
         raise EsperError(f"successes of {sorted(unknown)} without counts; {allowed(action_counts)}")
-    emit_event(hub, TelemetryEventType.ACTION_DISTRIBUTION, {
-        "action_counts": dict(action_counts), "action_successes": dict(action_successes)})
+    emit_event(
+        hub,
+        TelemetryEventType.ACTION_DISTRIBUTION,
+        {"action_counts": dict(action_counts), "action_successes": dict(action_successes)},
+    )
 
 
-def emit_cf_unavailable(hub: TelemetryHub, env_id: int, device: str, reason: str, *, epoch: int | None = None) -> None:
+def emit_cf_unavailable(
+    hub: TelemetryHub, env_id: int, device: str, reason: str, *, epoch: int | None = None
+) -> None:
     """Say that no contribution could be measured, and why."""
-    emit_event(hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch)
+    emit_event(
+        hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch
+    )
 
 
-def emit_throughput(hub: TelemetryHub, env_id: int, device: str, batches_per_second: float, samples_per_second: float,
-                    gpu_utilization: float | None, *, epoch: int | None = None) -> None:
+def emit_throughput(
+    hub: TelemetryHub,
+    env_id: int,
+    device: str,
+    batches_per_second: float,
+    samples_per_second: float,
+    gpu_utilization: float | None,
+    *,
+    epoch: int | None = None,
+) -> None:
     """How fast one env trained in an epoch; utilization None where it is not measured."""
-    emit_event(hub, TelemetryEventType.THROUGHPUT, {
-        "batches_per_second": batches_per_second, "samples_per_second": samples_per_second,
-        "gpu_utilization": gpu_utilization}, env_id=env_id, device=device, epoch=epoch)
+    emit_event(
+        hub,
+        TelemetryEventType.THROUGHPUT,
+        {
+            "batches_per_second": batches_per_second,
+            "samples_per_second": samples_per_second,
+            "gpu_utilization": gpu_utilization,
+        },
+        env_id=env_id,
+        device=device,
+        epoch=epoch,
+    )
 
 
-def emit_reward_summary(hub: TelemetryHub, env_id: int, device: str, reward_components: RewardComponentsTelemetry,
-                        total_reward: float, *, epoch: int | None = None) -> None:
+def emit_reward_summary(
+    hub: TelemetryHub,
+    env_id: int,
+    device: str,
+    reward_components: RewardComponentsTelemetry,
+    total_reward: float,
+    *,
+    epoch: int | None = None,
+) -> None:
     """What one step's reward is made of."""
-    emit_event(hub, TelemetryEventType.REWARD_SUMMARY, {"components": dict(reward_components), "total_reward": total_reward},
-               env_id=env_id, device=device, epoch=epoch)
+    emit_event(
+        hub,
+        TelemetryEventType.REWARD_SUMMARY,
+        {"components": dict(reward_components), "total_reward": total_reward},
+        env_id=env_id,
+        device=device,
+        epoch=epoch,
+    )
 
 
 def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]) -> None:
     """How often each operation was forbidden: {name: {"hits": times forbidden, "total": times asked}}."""
     for name, counts in mask_stats.items():
         if counts.keys() != {"hits", "total"} or not 0 <= counts["hits"] <= counts["total"]:
-            raise EsperError(f"mask statistics of {name} are {counts}; allowed: hits from 0 to total, and total")
+            raise EsperError(
+                f"mask statistics of {name} are {counts}; allowed: hits from 0 to total, and total"
+            )
     hits, totals = ({name: counts[key] for name, counts in mask_stats.items()} for key in ("hits", "total"))
-    emit_event(hub, TelemetryEventType.MASK_HIT_RATES, {
-        "hits": hits, "totals": totals, "hit_rates": {name: hits[name] / total for name, total in totals.items() if total}})
+    emit_event(
+        hub,
+        TelemetryEventType.MASK_HIT_RATES,
+        {
+            "hits": hits,
+            "totals": totals,
+            "hit_rates": {name: hits[name] / total for name, total in totals.items() if total},
+        },
+    )
 
 
-def check_performance_degradation(current_accuracy: float, baseline_accuracy: float,
-                                  threshold: float = 0.05) -> tuple[bool, float]:
-    """Whether accuracy fell below the baseline by more than a share `threshold` of it, and by what share it did (negative for
-    a gain). The baseline must not include the current value; at 0 there is nothing to lose."""
+def check_performance_degradation(
+    current_accuracy: float, baseline_accuracy: float, threshold: float = 0.05
+) -> tuple[bool, float]:
+    """Whether accuracy fell below the baseline by more than a share `threshold` of it, and by what share it
+    did (negative for a gain). The baseline must not include the current value; at 0 there is nothing to
+    lose."""
     if baseline_accuracy < 0 or threshold < 0:
-        raise EsperError(f"baseline accuracy is {baseline_accuracy}, threshold {threshold}; both must be 0 or more")
+        raise EsperError(
+            f"baseline accuracy is {baseline_accuracy}, threshold {threshold}; both must be 0 or more"
+        )
     drop = (baseline_accuracy - current_accuracy) / baseline_accuracy if baseline_accuracy else 0.0
     return drop > threshold, drop
 
 
-def apply_slot_telemetry(slot_config: dict[str, Any], telemetry_config: TelemetryConfig, inner_epoch: int,
-                         global_epoch: int) -> None:
-    """Set what is recorded of a network's slots from here on: whether lifecycle events are, and the clocks they carry."""
-    slot_config.update(lifecycle=telemetry_config.level >= TelemetryLevel.NORMAL, epoch=inner_epoch, global_epoch=global_epoch)
+def apply_slot_telemetry(
+    slot_config: dict[str, Any], telemetry_config: TelemetryConfig, inner_epoch: int, global_epoch: int
+) -> None:
+    """Set what is recorded of a network's slots from here on: whether lifecycle events are, and the clocks
+    they carry."""
+    slot_config.update(
+        lifecycle=telemetry_config.level >= TelemetryLevel.NORMAL,
+        epoch=inner_epoch,
+        global_epoch=global_epoch,
+    )
 
 
-# -- the rest of a run's story -------------------------------------------------------------------------------------------------
+# -- the rest of a run's story -------------------------------------------------------------------------------
 
 
-def emit_attribution(hub: TelemetryHub, env_id: int, device: str, table: CoalitionTable, *, epoch: int | None = None) -> None:
+def emit_attribution(
+    hub: TelemetryHub, env_id: int, device: str, table: CoalitionTable, *, epoch: int | None = None
+) -> None:
     """Everything that one epoch's coalition table says about who contributes what."""
     shapley = table.shapley()
-    pairs = {f"{a}+{b}": table.interaction(a, b) for a, b in combinations(table.slots, 2) if table.has_pairs(a)}
-    emit_event(hub, TelemetryEventType.ATTRIBUTION, {
-        "slots": list(table.slots), "accuracy": table.full.accuracy, "host_accuracy": table.empty.accuracy,
-        "committed_accuracy": table.committed.accuracy, "leave_one_out": {s: table.leave_one_out(s) for s in table.slots},
-        "shapley": {s: v.value for s, v in shapley.items()}, "shapley_error": {s: v.standard_error for s, v in shapley.items()},
-        "interactions": pairs}, env_id=env_id, device=device, epoch=epoch)
+    pairs = {
+        f"{a}+{b}": table.interaction(a, b) for a, b in combinations(table.slots, 2) if table.has_pairs(a)
+    }
+    emit_event(
+        hub,
+        TelemetryEventType.ATTRIBUTION,
+        {
+            "slots": list(table.slots),
+            "accuracy": table.full.accuracy,
+            "host_accuracy": table.empty.accuracy,
+            "committed_accuracy": table.committed.accuracy,
+            "leave_one_out": {s: table.leave_one_out(s) for s in table.slots},
+            "shapley": {s: v.value for s, v in shapley.items()},
+            "shapley_error": {s: v.standard_error for s, v in shapley.items()},
+            "interactions": pairs,
+        },
+        env_id=env_id,
+        device=device,
+        epoch=epoch,
+    )
 
 
 def emit_episode_outcome(hub: TelemetryHub, outcome: EpisodeOutcome, *, device: str | None = None) -> None:
     """What an episode came to; once, after all penalties."""
     data = asdict(outcome)
-    emit_event(hub, TelemetryEventType.EPISODE_OUTCOME, data, env_id=data.pop("env_id"), device=device, epoch=outcome.epochs)
+    emit_event(
+        hub,
+        TelemetryEventType.EPISODE_OUTCOME,
+        data,
+        env_id=data.pop("env_id"),
+        device=device,
+        epoch=outcome.epochs,
+    )
 
 
 __all__ = [  # noqa: RUF022  the order is a contract

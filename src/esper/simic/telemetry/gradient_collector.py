@@ -1,8 +1,9 @@
-"""Gradients of training networks. Functions named `async` return device tensors and never wait; the caller transfers them
-together with whatever else it needs.
+"""Gradients of training networks. Functions named `async` return device tensors and never wait; the caller
+transfers them together with whatever else it needs.
 
 P rows of a population.
 """
+
 from __future__ import annotations
 
 import torch
@@ -20,9 +21,16 @@ def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.numel()}
     if not gradients:
         return []
-    rows = torch.stack([torch.stack([(grad == 0).double().mean(), (~grad.isfinite()).double().sum()])
-                        for grad in gradients.values()]).tolist()
-    return [LayerGradientStats(name, zero, int(nonfinite)) for name, (zero, nonfinite) in zip(gradients, rows, strict=True)]
+    rows = torch.stack(
+        [
+            torch.stack([(grad == 0).double().mean(), (~grad.isfinite()).double().sum()])
+            for grad in gradients.values()
+        ]
+    ).tolist()
+    return [
+        LayerGradientStats(name, zero, int(nonfinite))
+        for name, (zero, nonfinite) in zip(gradients, rows, strict=True)
+    ]
 
 
 def collect_host_gradients_async(optimizer: PopulationOptimizer) -> Tensor:
@@ -31,17 +39,22 @@ def collect_host_gradients_async(optimizer: PopulationOptimizer) -> Tensor:
 
 
 def collect_seed_gradients_only_async(optimizer: PopulationOptimizer) -> dict[str, Tensor]:
-    """[P] norm of the seeds' gradients in the last step, before clipping, by slot; 0 in rows without a learning seed."""
+    """[P] norm of the seeds' gradients in the last step, before clipping, by slot; 0 in rows without a
+    learning seed."""
     return _stats(optimizer).norm
 
 
 def collect_seed_gradients_async(optimizer: PopulationOptimizer) -> dict[str, Tensor]:
-    """[P] seed to host norm in the last step, each per square root of its parameters, by slot; 0 where either has none."""
+    """[P] seed to host norm in the last step, each per square root of its parameters, by slot; 0 where either
+    has none."""
     model, host_norm = optimizer.model, collect_host_gradients_async(optimizer)
     ratios = {}
     for slot_id, norm in collect_seed_gradients_only_async(optimizer).items():
-        params = torch.tensor([model.slot(slot_id).params(row) for row in range(model.population)],
-                              dtype=host_norm.dtype, device=host_norm.device)
+        params = torch.tensor(
+            [model.slot(slot_id).params(row) for row in range(model.population)],
+            dtype=host_norm.dtype,
+            device=host_norm.device,
+        )
         ratio = (norm / host_norm * (model.host_params / params).sqrt()).clamp(max=MAX_GRADIENT_RATIO)
         ratios[slot_id] = torch.where((params > 0) & (host_norm > 0) & norm.isfinite(), ratio, 0.0)
     return ratios

@@ -1,4 +1,6 @@
-"""How much a run records. The level decides what is written down, never what is measured: sensors are control input."""
+"""How much a run records. The level decides what is written down, never what is measured: sensors are control
+input."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

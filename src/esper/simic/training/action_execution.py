@@ -1,8 +1,9 @@
-"""The action transaction: decode → validate → preflight → apply → tick → reward → record, for every env in turn.
+"""The action transaction: decode → validate → preflight → apply → tick → reward → record, for every env in
+turn.
 
-A panicking env is rolled back instead; its last stored row pays for it. Legality here and in the masks is the same, so an
-unmasked action always executes.
-"""
+A panicking env is rolled back instead; its last stored row pays for it. Legality here and in the masks is the
+same, so an unmasked action always executes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,8 @@ class ActionContext:
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What happened. The `post_action_*` lists are filled where a rollout is cut, in the order of the targets."""
+    """What happened. The `post_action_*` lists are filled where a rollout is cut, in the order of the
+    targets."""
 
     outcomes: list[ActionOutcome]
     rewards: list[float]
@@ -94,30 +96,68 @@ class ActionResult:
     post_action_masks: list[ActionMasks]
 
 
-def parse_sampled_action(env_idx: int, indices: Sequence[int], reports: Mapping[str, SeedStateReport], rules: ActionRules, *,
-                         val_loss: float, val_accuracy: float) -> ActionSpec:
-    """Decode the eight head indices and ask the governor's preflight whether the action can be executed; pure."""
+def parse_sampled_action(
+    env_idx: int,
+    indices: Sequence[int],
+    reports: Mapping[str, SeedStateReport],
+    rules: ActionRules,
+    *,
+    val_loss: float,
+    val_accuracy: float,
+) -> ActionSpec:
+    """Decode the eight head indices and ask the governor's preflight whether the action can be executed;
+    pure."""
     action = FactoredAction.from_indices(*indices)
-    slot_id, position = resolve_target_slot(action.slot_idx, enabled_slots=rules.slot_config.slot_ids,
-                                            slot_config=rules.slot_config)
+    slot_id, position = resolve_target_slot(
+        action.slot_idx, enabled_slots=rules.slot_config.slot_ids, slot_config=rules.slot_config
+    )
     return ActionSpec(
-        env_idx=env_idx, op=action.op, slot_id=slot_id, slot_index=position,
-        blueprint_id=action.blueprint.name.lower(), algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
-        ramp_curve=STYLE_CURVES[action.style], tempo_epochs=TEMPO_EPOCHS[action.tempo],
-        alpha_target=ALPHA_TARGET_VALUES[action.alpha_target], alpha_steps=ALPHA_SPEED_EPOCHS[action.alpha_speed],
-        alpha_curve=ALPHA_CURVE_VALUES[action.alpha_curve], alpha_steepness=ALPHA_CURVE_STEEPNESS[action.alpha_curve],
-        veto=preflight(action, reports, slots=rules.slot_config, blueprints=rules.blueprints, val_loss=val_loss,
-                       val_accuracy=val_accuracy, max_seeds=rules.max_seeds))
+        env_idx=env_idx,
+        op=action.op,
+        slot_id=slot_id,
+        slot_index=position,
+        blueprint_id=action.blueprint.name.lower(),
+        algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
+        ramp_curve=STYLE_CURVES[action.style],
+        tempo_epochs=TEMPO_EPOCHS[action.tempo],
+        alpha_target=ALPHA_TARGET_VALUES[action.alpha_target],
+        alpha_steps=ALPHA_SPEED_EPOCHS[action.alpha_speed],
+        alpha_curve=ALPHA_CURVE_VALUES[action.alpha_curve],
+        alpha_steepness=ALPHA_CURVE_STEEPNESS[action.alpha_curve],
+        veto=preflight(
+            action,
+            reports,
+            slots=rules.slot_config,
+            blueprints=rules.blueprints,
+            val_loss=val_loss,
+            val_accuracy=val_accuracy,
+            max_seeds=rules.max_seeds,
+        ),
+    )
 
 
-def execute_actions(context: ActionContext, actions: Sequence[Sequence[int]], *, env_final_accs: list[float],
-                    env_total_rewards: list[float], episode_history: list[EpisodeOutcome],
-                    episode_outcomes: list[EpisodeOutcome], env_rollback_occurred: list[bool]) -> ActionResult:
-    """Carry out one sampled action per env. The keyword lists are indexed by env (or appended to) and changed in place."""
+def execute_actions(
+    context: ActionContext,
+    actions: Sequence[Sequence[int]],
+    *,
+    env_final_accs: list[float],
+    env_total_rewards: list[float],
+    episode_history: list[EpisodeOutcome],
+    episode_outcomes: list[EpisodeOutcome],
+    env_rollback_occurred: list[bool],
+) -> ActionResult:
+    """Carry out one sampled action per env. The keyword lists are indexed by env (or appended to) and changed
+    in place."""
     result = ActionResult([], [], [], [], [], [], [], [])
     for env, indices in zip(context.envs, actions, strict=True):
-        spec = parse_sampled_action(env.env_idx, indices, env.model.reports(), context.rules, val_loss=env.val_loss,
-                                    val_accuracy=env.val_accuracy)
+        spec = parse_sampled_action(
+            env.env_idx,
+            indices,
+            env.model.reports(),
+            context.rules,
+            val_loss=env.val_loss,
+            val_accuracy=env.val_accuracy,
+        )
         panicked = env.env_idx in context.panics
         env_rollback_occurred[env.env_idx] = panicked
         if panicked:
@@ -156,8 +196,13 @@ def _act(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> Act
     env.last_op, env.last_success = spec.op, executed
     env.epoch_counts[spec.slot_id] += 1
     env.epoch_successes[spec.slot_id] += executed
-    return ActionOutcome(spec=spec, executed=executed, effective_op=spec.op if executed else LifecycleOp.WAIT,
-                         gate=applied.gate, records=records)
+    return ActionOutcome(
+        spec=spec,
+        executed=executed,
+        effective_op=spec.op if executed else LifecycleOp.WAIT,
+        gate=applied.gate,
+        records=records,
+    )
 
 
 def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> OpResult:
@@ -166,14 +211,28 @@ def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> O
         return OpResult(True)
     if spec.op is LifecycleOp.GERMINATE:
         seed = stream_seed(context.rules.root_seed, "germination", env.episode_idx, env.world, env.germinated)
-        return network.germinate(spec.slot_id, spec.blueprint_id, init_seed=seed, algorithm=spec.algorithm,
-                                 ramp_curve=spec.ramp_curve, tempo_epochs=spec.tempo_epochs, alpha_target=spec.alpha_target)
+        return network.germinate(
+            spec.slot_id,
+            spec.blueprint_id,
+            init_seed=seed,
+            algorithm=spec.algorithm,
+            ramp_curve=spec.ramp_curve,
+            tempo_epochs=spec.tempo_epochs,
+            alpha_target=spec.alpha_target,
+        )
     if spec.op is LifecycleOp.SET_ALPHA_TARGET:
-        return network.set_alpha_target(spec.slot_id, spec.alpha_target, steps=spec.alpha_steps, curve=spec.alpha_curve,
-                                        steepness=spec.alpha_steepness, algorithm=spec.algorithm)
+        return network.set_alpha_target(
+            spec.slot_id,
+            spec.alpha_target,
+            steps=spec.alpha_steps,
+            curve=spec.alpha_curve,
+            steepness=spec.alpha_steepness,
+            algorithm=spec.algorithm,
+        )
     if spec.op is LifecycleOp.PRUNE:
-        return network.schedule_prune(spec.slot_id, steps=spec.alpha_steps, curve=spec.alpha_curve,
-                                      steepness=spec.alpha_steepness)
+        return network.schedule_prune(
+            spec.slot_id, steps=spec.alpha_steps, curve=spec.alpha_curve, steepness=spec.alpha_steepness
+        )
     if spec.op is LifecycleOp.FOSSILIZE:
         result = network.fossilize(spec.slot_id)
         if result.done:
@@ -196,16 +255,29 @@ def _emit(env: ParallelEnvState, records: Sequence[LifecycleRecord], epoch: int)
 
 def lifecycle_event(record: LifecycleRecord, epoch: int, global_epoch: int | None = None) -> TelemetryEvent:
     return TelemetryEvent(
-        event_type=TelemetryEventType.SEED_LIFECYCLE, epoch=epoch, slot_id=record.slot_id, seed_id=record.seed_id,
-        data={"kind": record.kind, "blueprint_id": record.blueprint_id, "stage_from": record.stage_from.name,
-              "stage_to": record.stage_to.name, "alpha": record.alpha, "params": record.params,
-              "epochs_total": record.epochs_total, "contribution": record.contribution,
-              "gate_failures": [] if record.gate is None else [f.reason for f in record.gate.failures],
-              "cause": None if record.cause is None else record.cause.name, "global_epoch": global_epoch})
+        event_type=TelemetryEventType.SEED_LIFECYCLE,
+        epoch=epoch,
+        slot_id=record.slot_id,
+        seed_id=record.seed_id,
+        data={
+            "kind": record.kind,
+            "blueprint_id": record.blueprint_id,
+            "stage_from": record.stage_from.name,
+            "stage_to": record.stage_to.name,
+            "alpha": record.alpha,
+            "params": record.params,
+            "epochs_total": record.epochs_total,
+            "contribution": record.contribution,
+            "gate_failures": [] if record.gate is None else [f.reason for f in record.gate.failures],
+            "cause": None if record.cause is None else record.cause.name,
+            "global_epoch": global_epoch,
+        },
+    )
 
 
-def _roll_back(env: ParallelEnvState, spec: ActionSpec,
-               context: ActionContext) -> tuple[ActionOutcome, RewardComponentsTelemetry | None]:
+def _roll_back(
+    env: ParallelEnvState, spec: ActionSpec, context: ActionContext
+) -> tuple[ActionOutcome, RewardComponentsTelemetry | None]:
     """Undo a disaster: the network goes back to its last good state, and the last stored row pays, now."""
     report, rules = context.panics[env.env_idx], context.rules
     paid = None if rules.rollback_reward is None else rules.rollback_reward(env.env_idx)
@@ -216,8 +288,13 @@ def _roll_back(env: ParallelEnvState, spec: ActionSpec,
     _count(env, records)
     _emit(env, records, context.epoch)
     if env.telemetry is not None:
-        env.telemetry(TelemetryEvent(event_type=TelemetryEventType.ROLLBACK, epoch=context.epoch, data={
-            "reason": report.reason, "loss": report.loss, "limit": report.limit, "amount": amount}))
+        env.telemetry(
+            TelemetryEvent(
+                event_type=TelemetryEventType.ROLLBACK,
+                epoch=context.epoch,
+                data={"reason": report.reason, "loss": report.loss, "limit": report.limit, "amount": amount},
+            )
+        )
     # A seed fossilized since the last good state is gone with the rest.
     kept = sum(report.stage is SeedStage.FOSSILIZED for report in env.model.reports().values())
     env.pruned += env.fossilized - kept
@@ -227,7 +304,9 @@ def _roll_back(env: ParallelEnvState, spec: ActionSpec,
     env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None
     env.reset_lstm_hidden()
     if context.epoch >= rules.max_epochs:
-        assert rules.revalidate is not None, "a rollback in the last epoch needs a way to measure the restored network"
+        assert rules.revalidate is not None, (
+            "a rollback in the last epoch needs a way to measure the restored network"
+        )
         rules.revalidate(env)
     spec = replace(spec, op=LifecycleOp.WAIT)
     return ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records), paid
@@ -240,18 +319,39 @@ def measure(env: ParallelEnvState) -> EnvMeasure:
     fossils = frozenset(s for s, r in reports.items() if r.stage is SeedStage.FOSSILIZED)
     network, committed = env.model, env.coalitions[fossils]
     return EnvMeasure(
-        accuracy=env.val_accuracy, committed_accuracy=committed.accuracy, loss=env.val_loss, committed_loss=committed.loss,
+        accuracy=env.val_accuracy,
+        committed_accuracy=committed.accuracy,
+        loss=env.val_loss,
+        committed_loss=committed.loss,
         host_params=network.model.host_params,
-        committed_params=network.model.seed_params(network.row, stages=(SeedStage.FOSSILIZED,)), germinated=env.germinated,
-        fossilized=env.fossilized, pruned=env.pruned, rollbacks=env.rollbacks, reports=reports,
-        contributions={slot: env.coalitions.leave_one_out(slot) for slot in env.coalitions.slots})
+        committed_params=network.model.seed_params(network.row, stages=(SeedStage.FOSSILIZED,)),
+        germinated=env.germinated,
+        fossilized=env.fossilized,
+        pruned=env.pruned,
+        rollbacks=env.rollbacks,
+        reports=reports,
+        contributions={slot: env.coalitions.leave_one_out(slot) for slot in env.coalitions.slots},
+    )
 
 
-def _reward(env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext) -> RewardComponentsTelemetry | None:
+def _reward(
+    env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext
+) -> RewardComponentsTelemetry | None:
     after, rules = measure(env), context.rules
-    paid = None if rules.reward is None else rules.reward(RewardInputs(
-        env_idx=env.env_idx, epoch=context.epoch, max_epochs=rules.max_epochs, outcome=outcome, before=env.last_measure,
-        after=after))
+    paid = (
+        None
+        if rules.reward is None
+        else rules.reward(
+            RewardInputs(
+                env_idx=env.env_idx,
+                epoch=context.epoch,
+                max_epochs=rules.max_epochs,
+                outcome=outcome,
+                before=env.last_measure,
+                after=after,
+            )
+        )
+    )
     env.last_measure = after
     return paid
 
@@ -260,12 +360,27 @@ def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutc
     """The episode's one outcome; J from the network as it stands."""
     final, prices = measure(env), context.rules.objective
     return EpisodeOutcome(
-        env_id=env.env_idx, episode_idx=env.episode_idx, epochs=context.epoch, final_accuracy=final.accuracy,
-        committed_accuracy=final.committed_accuracy, total_reward=env.total_reward, host_params=final.host_params,
-        added_params=final.committed_params, germinated=env.germinated, fossilized=env.fossilized, pruned=env.pruned,
+        env_id=env.env_idx,
+        episode_idx=env.episode_idx,
+        epochs=context.epoch,
+        final_accuracy=final.accuracy,
+        committed_accuracy=final.committed_accuracy,
+        total_reward=env.total_reward,
+        host_params=final.host_params,
+        added_params=final.committed_params,
+        germinated=env.germinated,
+        fossilized=env.fossilized,
+        pruned=env.pruned,
         rollbacks=env.rollbacks,
-        objective=objective(prices, committed_accuracy=final.committed_accuracy / 100.0, added_params=final.committed_params,
-                            host_params=final.host_params, wasted_seeds=env.germinated - env.fossilized, rollbacks=env.rollbacks))
+        objective=objective(
+            prices,
+            committed_accuracy=final.committed_accuracy / 100.0,
+            added_params=final.committed_params,
+            host_params=final.host_params,
+            wasted_seeds=env.germinated - env.fossilized,
+            rollbacks=env.rollbacks,
+        ),
+    )
 
 
 def _look_ahead(context: ActionContext, result: ActionResult) -> None:
@@ -277,8 +392,16 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
             continue
         reports = env.model.reports()
         states = build_slot_states(stack_reports([reports], rules.slot_config))
-        result.post_action_signals.append(env.signal_tracker.peek(
-            context.epoch + 1, train_loss=env.train_loss, train_accuracy=env.train_accuracy, val_loss=env.val_loss,
-            val_accuracy=env.val_accuracy))
+        result.post_action_signals.append(
+            env.signal_tracker.peek(
+                context.epoch + 1,
+                train_loss=env.train_loss,
+                train_accuracy=env.train_accuracy,
+                val_loss=env.val_loss,
+                val_accuracy=env.val_accuracy,
+            )
+        )
         result.post_action_slot_reports.append(reports)
-        result.post_action_masks.append(compute_action_masks(states, rules.blueprint_mask, max_seeds=rules.max_seeds))
+        result.post_action_masks.append(
+            compute_action_masks(states, rules.blueprint_mask, max_seeds=rules.max_seeds)
+        )

@@ -1,8 +1,9 @@
-"""Train and validation batches of a group of envs. Everything stays on the device; one transfer per phase brings the
-numbers home.
+"""Train and validation batches of a group of envs. Everything stays on the device; one transfer per phase
+brings the numbers home.
 
 E envs, P rows of a population.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from esper.kasmina.optim import GradientStats
 from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
-from esper.simic.telemetry.growth_sensors import GrowthProbe
+from esper.simic.sensors import GrowthProbe
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.features import batch_obs_to_features, stack_inputs
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
-def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False) -> None:
-    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the work. With `sense`
-    the step also measures where growth would help, and is no different for it."""
+def process_train_batch(
+    group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False
+) -> None:
+    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the
+    work. With `sense` the step also measures where growth would help, and is no different for it."""
     probe = GrowthProbe() if sense else None
     group.await_transfer()
     with group.on_stream():
@@ -42,12 +45,16 @@ def process_train_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criter
         group.batches += 1
         group.samples += targets[0].numel()
         if probe is not None:
-            group.sensors = probe.read(group.model, collect_gradient_telemetry_for_batch(group).host_norm,
-                                       loss_scale=scale).packed()
+            group.sensors = probe.read(
+                group.model, collect_gradient_telemetry_for_batch(group).host_norm, loss_scale=scale
+            ).packed()
 
 
-def process_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion) -> tuple[Tensor, Tensor]:
-    """Mean loss and number correct of every row, [P] each, in eval mode, all blended seeds on. `targets` [P, B, …]."""
+def process_val_batch(
+    group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion
+) -> tuple[Tensor, Tensor]:
+    """Mean loss and number correct of every row, [P] each, in eval mode, all blended seeds on. `targets` [P,
+    B, …]."""
     group.await_transfer()
     with group.on_stream(), torch.no_grad(), group.autocast():
         was_training = group.model.training
@@ -65,12 +72,18 @@ def collect_gradient_telemetry_for_batch(group: EnvGroup) -> GradientStats:
 
 
 def finish_training(groups: Sequence[EnvGroup]) -> None:
-    """End of the epoch's training: one synchronize per stream, one transfer, then every env's numbers and gradients."""
+    """End of the epoch's training: one synchronize per stream, one transfer, then every env's numbers and
+    gradients."""
     for group in groups:
         group.synchronize()
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
-    tallies = bring_home([tensor for group, measured in zip(groups, stats, strict=True) for tensor in (
-        torch.stack([group.loss_sum, group.correct]), measured.packed(), group.sensed())])
+    tallies = bring_home(
+        [
+            tensor
+            for group, measured in zip(groups, stats, strict=True)
+            for tensor in (torch.stack([group.loss_sum, group.correct]), measured.packed(), group.sensed())
+        ]
+    )
     by_kind = (tallies[::3], tallies[1::3], tallies[2::3])
     for group, measured, numbers, gradients, sensors in zip(groups, stats, *by_kind, strict=True):
         group.model.record_gradients(measured, gradients)
@@ -81,12 +94,24 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
             env.train_total = group.samples
 
 
-def batch_signals_to_features(batch_signals: Sequence[TrainingSignals], batch_slot_reports: ReportArray,
-                              env_states: Sequence[ParallelEnvState], device: torch.device | str) -> PolicyObservation:
-    """What the policy sees of all envs: their signals, the stacked reports [E, S] and each env's sensors and last action."""
-    return batch_obs_to_features(stack_inputs(
-        batch_signals, batch_slot_reports, np.array([env.sensors for env in env_states]),
-        last_op=[env.last_op for env in env_states], last_success=[env.last_success for env in env_states]), device)
+def batch_signals_to_features(
+    batch_signals: Sequence[TrainingSignals],
+    batch_slot_reports: ReportArray,
+    env_states: Sequence[ParallelEnvState],
+    device: torch.device | str,
+) -> PolicyObservation:
+    """What the policy sees of all envs: their signals, the stacked reports [E, S] and each env's sensors and
+    last action."""
+    return batch_obs_to_features(
+        stack_inputs(
+            batch_signals,
+            batch_slot_reports,
+            np.array([env.sensors for env in env_states]),
+            last_op=[env.last_op for env in env_states],
+            last_success=[env.last_success for env in env_states],
+        ),
+        device,
+    )
 
 
 def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
@@ -94,4 +119,7 @@ def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
     home = tensors[0].device
     flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()
     cuts = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
-    return [part.reshape(tensor.shape).tolist() for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)]
+    return [
+        part.reshape(tensor.shape).tolist()
+        for part, tensor in zip(np.split(flat, cuts), tensors, strict=True)
+    ]

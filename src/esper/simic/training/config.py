@@ -1,8 +1,10 @@
-"""The configuration of a run: every setting with its meaning, checked once; presets; and where each value came from.
+"""The configuration of a run: every setting with its meaning, checked once; presets; and where each value
+came from.
 
-Values reach a `TrainingConfig` as themselves, as JSON (`from_json`), or as text (YAML and flags, through `resolve`); one
-decoder reads them all. Nothing here knows the tasks: what a task refuses is said where the run is built.
-"""
+Values reach a `TrainingConfig` as themselves, as JSON (`from_json`), or as text (YAML and flags, through
+`resolve`); one decoder reads them all. Nothing here knows the tasks: what a task refuses is said where the
+run is built."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -37,15 +39,30 @@ from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
-_LEAST = {"rounds": 1, "envs": 1, "twins": 1,
-          "seed": 0, "episode_length": 1, "rollout_length": 1, "batch_size": 1, "steps_per_epoch": 1,
-          "val_size": 1, "max_seeds": 0, "hidden": 1, "updates_per_round": 1, "teacher_rounds": 0, "teacher_updates": 1,
-          "checkpoint_every": 0, "keep_last": 1}
+_LEAST = {
+    "rounds": 1,
+    "envs": 1,
+    "twins": 1,
+    "seed": 0,
+    "episode_length": 1,
+    "rollout_length": 1,
+    "batch_size": 1,
+    "steps_per_epoch": 1,
+    "val_size": 1,
+    "max_seeds": 0,
+    "hidden": 1,
+    "updates_per_round": 1,
+    "teacher_rounds": 0,
+    "teacher_updates": 1,
+    "checkpoint_every": 0,
+    "keep_last": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Everything that a run is told. Lists, names of enums and mappings for sections are accepted and stored as declared."""
+    """Everything that a run is told. Lists, names of enums and mappings for sections are accepted and stored
+    as declared."""
 
     task: str = "digits_shift"
     """The world to grow in; `esper config tasks` lists them."""
@@ -56,8 +73,8 @@ class TrainingConfig:
     envs: int = 16
     """Networks that grow side by side."""
     twins: int = 1
-    """Successive envs that share a world: weights at birth, data and condition. They differ in what is decided, so what luck
-    they share is taken out of the advantages."""
+    """Successive envs that share a world: weights at birth, data and condition. They differ in what is
+    decided, so what luck they share is taken out of the advantages."""
     seed: int = 42
     """Root of every random stream; the same seed gives the same run."""
 
@@ -98,7 +115,8 @@ class TrainingConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss_reward: LossRewardConfig = field(default_factory=LossRewardConfig)
     rent_curriculum: float = 0.0
-    """Share of the run over which the reward's price of size rises from 0 to the task's; J is always reported at full price."""
+    """Share of the run over which the reward's price of size rises from 0 to the task's; J is always reported
+    at full price."""
     normalize_rewards: bool = True
     """Divide rewards by a running scale that is constant within a round."""
     ab_reward_modes: tuple[RewardMode, ...] = ()
@@ -106,8 +124,8 @@ class TrainingConfig:
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
     anneal_fraction: float = 0.8
-    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if ppo.anneal_updates is 0;
-    0: they stay at their starts."""
+    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if
+    ppo.anneal_updates is 0; 0: they stay at their starts."""
     hidden: int = 128
     """Units of the policy's recurrent layer."""
     patience: float = 1.0
@@ -119,8 +137,9 @@ class TrainingConfig:
     updates_per_round: int = 1
     """PPO updates from each rollout."""
     teacher: str | None = None
-    """Whom to imitate first: heuristic; schedule, which are those that ship for the task; or a file of schedules that
-    `esper prove --search` found, each followed where a probe of the first epoch sees its pattern; none: nobody."""
+    """Whom to imitate first: heuristic; schedule, which are those that ship for the task; or a file of
+    schedules that `esper prove --search` found, each followed where a probe of the first epoch sees its
+    pattern; none: nobody."""
     teacher_rounds: int = 0
     """Rounds in which the teacher decides and the policy learns to do the same."""
     teacher_updates: int = 4
@@ -160,37 +179,92 @@ class TrainingConfig:
         on_cuda = bool(self.devices) and self.devices[0].startswith("cuda")
         modes, gates = self.ab_reward_modes, self.auto_forward_gates or ()
         yield not self.devices, "devices is empty; name one or more, for example cpu"
-        yield (self.episode_length is not None and self.rollout_length is not None and self.rollout_length > self.episode_length,
-               f"rollout_length {self.rollout_length} exceeds episode_length {self.episode_length}")
-        yield self.amp == "fp16" and self.population not in (None, 1), (
-            f"amp fp16 with population {self.population}: one loss scale cannot serve several networks; "
-            "allowed: population 1, or amp bf16")
-        yield self.gpu_preload and not on_cuda, f"gpu_preload with devices {', '.join(self.devices)}: the first is no CUDA device"
-        yield len(modes) == 1, f"ab_reward_modes has only {', '.join(modes)}; name two or more, or set reward.mode"
+        yield (
+            self.episode_length is not None
+            and self.rollout_length is not None
+            and self.rollout_length > self.episode_length,
+            f"rollout_length {self.rollout_length} exceeds episode_length {self.episode_length}",
+        )
+        yield (
+            self.amp == "fp16" and self.population not in (None, 1),
+            (
+                f"amp fp16 with population {self.population}: one loss scale cannot serve several networks; "
+                "allowed: population 1, or amp bf16"
+            ),
+        )
+        yield (
+            self.gpu_preload and not on_cuda,
+            f"gpu_preload with devices {', '.join(self.devices)}: the first is no CUDA device",
+        )
+        yield (
+            len(modes) == 1,
+            f"ab_reward_modes has only {', '.join(modes)}; name two or more, or set reward.mode",
+        )
         yield len(set(modes)) < len(modes), f"ab_reward_modes names a mode twice: {', '.join(modes)}"
-        yield bool(modes) and self.policy != "ppo", f"ab_reward_modes with policy {self.policy}, which cannot learn; allowed: ppo"
-        yield self.reward_family is RewardFamily.LOSS and bool(modes), (
-            "ab_reward_modes with reward_family loss, which has no modes; allowed: reward_family contribution")
-        yield self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode, (
-            f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution, "
-            f"or reward.mode {RewardConfig().mode}, the default")
-        yield not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates), (
-            f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once")
-        yield not 0 <= self.rent_curriculum <= 1, f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]"
+        yield (
+            bool(modes) and self.policy != "ppo",
+            f"ab_reward_modes with policy {self.policy}, which cannot learn; allowed: ppo",
+        )
+        yield (
+            self.reward_family is RewardFamily.LOSS and bool(modes),
+            (
+                "ab_reward_modes with reward_family loss, which has no modes; allowed: reward_family contribution"
+            ),
+        )
+        yield (
+            self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode,
+            (
+                f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution, "
+                f"or reward.mode {RewardConfig().mode}, the default"
+            ),
+        )
+        yield (
+            not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates),
+            (
+                f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once"
+            ),
+        )
+        yield (
+            not 0 <= self.rent_curriculum <= 1,
+            f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]",
+        )
         free = self.reward_family is RewardFamily.LOSS or self.reward.mode in (
-            RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
-        yield bool(self.rent_curriculum) and free, (
-            f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode {self.reward.mode}: size has "
-            "no price there that could rise")
-        yield not 0 <= self.anneal_fraction <= 1, f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]"
-        yield (self.teacher is None) is not (self.teacher_rounds == 0), (
-            f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither")
-        yield self.teacher is not None and self.policy != "ppo", f"teacher with policy {self.policy}, which cannot learn"
+            RewardMode.SIMPLIFIED,
+            RewardMode.BASIC,
+            RewardMode.BASIC_PLUS,
+        )
+        yield (
+            bool(self.rent_curriculum) and free,
+            (
+                f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode {self.reward.mode}: size has "
+                "no price there that could rise"
+            ),
+        )
+        yield (
+            not 0 <= self.anneal_fraction <= 1,
+            f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]",
+        )
+        yield (
+            (self.teacher is None) is not (self.teacher_rounds == 0),
+            (
+                f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither"
+            ),
+        )
+        yield (
+            self.teacher is not None and self.policy != "ppo",
+            f"teacher with policy {self.policy}, which cannot learn",
+        )
         yield self.envs % self.twins != 0, f"envs {self.envs} with twins {self.twins}: must be a multiple"
-        yield self.twins > 1 and self.rollout_length is not None, (
-            f"twins {self.twins} with rollout_length {self.rollout_length}: twins are compared over whole episodes")
-        yield self.resume == "auto" and self.telemetry_dir is None, (
-            "resume auto looks for checkpoints in telemetry_dir, which is not set")
+        yield (
+            self.twins > 1 and self.rollout_length is not None,
+            (
+                f"twins {self.twins} with rollout_length {self.rollout_length}: twins are compared over whole episodes"
+            ),
+        )
+        yield (
+            self.resume == "auto" and self.telemetry_dir is None,
+            ("resume auto looks for checkpoints in telemetry_dir, which is not set"),
+        )
 
     def to_train_kwargs(self) -> dict[str, Any]:
         """The fields as they are: `TrainingConfig(**config.to_train_kwargs()) == config`."""
@@ -283,7 +357,8 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
 
 
 def _from_text(kind: Any, text: Any) -> Any:
-    """What a flag or a YAML scalar means for this type. Text that means nothing stays text, for `_decode` to refuse."""
+    """What a flag or a YAML scalar means for this type. Text that means nothing stays text, for `_decode` to
+    refuse."""
     kind, may_be_none = optional(kind)
     if may_be_none and text in ("none", "null", ["none"]):
         return None
@@ -305,7 +380,9 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _leaves(values: Mapping[str, Any], origin: str, *, text: bool = False, prefix: str = "") -> dict[str, Any]:
+def _leaves(
+    values: Mapping[str, Any], origin: str, *, text: bool = False, prefix: str = ""
+) -> dict[str, Any]:
     """Nested or dotted keys as dotted paths with decoded values."""
     found: dict[str, Any] = {}
     siblings = {path.removeprefix(prefix).split(".")[0] for path in LEAVES if path.startswith(prefix)}
@@ -345,38 +422,63 @@ class Preset:
     values: Mapping[str, Any]
 
 
-_TAUGHT: Mapping[str, Any] = {"teacher": "schedule", "teacher_updates": 8, "reward.mode": "shaped", "ppo.imitation_lr": 3e-4,
-                              "ppo.lr": 3e-5, "ppo.entropy_coef": 0.003, "ppo.epsilon": 0.05, "ppo.minibatches": 8}
+_TAUGHT: Mapping[str, Any] = {
+    "teacher": "schedule",
+    "teacher_updates": 8,
+    "reward.mode": "shaped",
+    "ppo.imitation_lr": 3e-4,
+    "ppo.lr": 3e-5,
+    "ppo.entropy_coef": 0.003,
+    "ppo.epsilon": 0.05,
+    "ppo.minibatches": 8,
+}
 """Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
 _SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
 PRESETS: Mapping[str, Preset] = {
-    "quickstart": Preset("a policy that learns something in minutes", {
-        "task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT}),
+    "quickstart": Preset(
+        "a policy that learns something in minutes",
+        {"task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT},
+    ),
     "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline", **_SHORT}),
-    "digits_impaired": Preset("grow, early and where images are still large", {"task": "digits_impaired", **_SHORT}),
+    "digits_impaired": Preset(
+        "grow, early and where images are still large", {"task": "digits_impaired", **_SHORT}
+    ),
     "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale", **_SHORT}),
-    "digits_shift": Preset("what is wrong with this network?", {"task": "digits_shift", **_SHORT, "rounds": 10}),
+    "digits_shift": Preset(
+        "what is wrong with this network?", {"task": "digits_shift", **_SHORT, "rounds": 10}
+    ),
     "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
-    "cifar_baseline_stable": Preset("the same with smaller steps and twice the rounds", {
-        "task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4}),
+    "cifar_baseline_stable": Preset(
+        "the same with smaller steps and twice the rounds",
+        {"task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4},
+    ),
     "cifar_scale": Preset("five blocks and five slots on CIFAR-10", {"task": "cifar_scale", "envs": 8}),
     "cifar_impaired": Preset("a host of 77 parameters that must grow", {"task": "cifar_impaired"}),
     "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal"}),
-    "tinystories": Preset("a language model of 30 million parameters", {
-        "task": "tinystories", "envs": 4, "amp": "bf16", "checkpoint_every": 1}),
+    "tinystories": Preset(
+        "a language model of 30 million parameters",
+        {"task": "tinystories", "envs": 4, "amp": "bf16", "checkpoint_every": 1},
+    ),
 }
 
 
-def resolve(preset: str | None = None, file: str | Path | None = None,
-            flags: Mapping[str, Any] | None = None) -> tuple[TrainingConfig, dict[str, str]]:
-    """The config that a preset, over it a file, and over both flags (text) describe; and where each dotted path came from."""
+def resolve(
+    preset: str | None = None, file: str | Path | None = None, flags: Mapping[str, Any] | None = None
+) -> tuple[TrainingConfig, dict[str, str]]:
+    """The config that a preset, over it a file, and over both flags (text) describe; and where each dotted
+    path came from."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if preset is not None:
         if preset not in PRESETS:
             raise unknown_word("unknown preset", preset, PRESETS)
         layers.append((f"preset {preset}", _leaves(PRESETS[preset].values, f"preset {preset}")))
     if file is not None:
-        layers.append((f"file {file}", _leaves(read_file(Path(file)), f"file {file}", text=Path(file).suffix != ".json")))
+        layers.append(
+            (
+                f"file {file}",
+                _leaves(read_file(Path(file)), f"file {file}", text=Path(file).suffix != ".json"),
+            )
+        )
     layers.append(("flag", _leaves(flags or {}, "flag", text=True)))
     values: dict[str, Any] = {}
     origins = dict.fromkeys(LEAVES, "default")
@@ -390,16 +492,22 @@ def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if not isinstance(key, str) or key in found:
-            raise EsperError(f"key {key!r} is given twice" if isinstance(key, str) else f"key {key!r} is no name")
+            raise EsperError(
+                f"key {key!r} is given twice" if isinstance(key, str) else f"key {key!r} is no name"
+            )
         found[key] = value
     return found
 
 
 class _TextLoader(yaml.BaseLoader):
-    """YAML whose scalars stay text, so that `off` is no boolean and `1e-3` is a number where one is wanted."""
+    """YAML whose scalars stay text, so that `off` is no boolean and `1e-3` is a number where one is
+    wanted."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # noqa: ARG002
-        return _once((self.construct_object(key, deep=True), self.construct_object(item, deep=True)) for key, item in node.value)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        return _once(
+            (self.construct_object(key, deep=True), self.construct_object(item, deep=True))
+            for key, item in node.value
+        )
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -408,7 +516,11 @@ def read_file(path: Path) -> dict[str, Any]:
         raise EsperError(f"file {path} ends in {path.suffix!r}; allowed: .json, .yaml, .yml")
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else yaml.load(text, _TextLoader)
+        found = (
+            json.loads(text, object_pairs_hook=_once)
+            if path.suffix == ".json"
+            else yaml.load(text, _TextLoader)
+        )
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise EsperError(f"file {path}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(found, dict):

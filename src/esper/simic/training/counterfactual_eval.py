@@ -1,4 +1,6 @@
-"""Validation of every coalition of blended seeds, for all envs of a group in one fused pass, and what it says of each seed."""
+"""Validation of every coalition of blended seeds, for all envs of a group in one fused pass, and what it says
+of each seed."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -30,21 +32,31 @@ class ValidationTally:
 
 
 def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
-    return frozenset(slot_id for slot_id, report in env.model.reports().items() if report.stage is SeedStage.FOSSILIZED)
+    return frozenset(
+        slot_id for slot_id, report in env.model.reports().items() if report.stage is SeedStage.FOSSILIZED
+    )
 
 
 def plan_coalitions(group: EnvGroup, generators: Mapping[int, torch.Generator]) -> dict[int, list[Coalition]]:
-    """What to evaluate for each env's row, so that every question about its seeds has an answer. Generators (by env) draw
-    the orders that are sampled above four seeds."""
+    """What to evaluate for each env's row, so that every question about its seeds has an answer. Generators
+    (by env) draw the orders that are sampled above four seeds."""
     wanted = {}
     for env in group.envs:
-        wanted[env.row] = required_coalitions(blended_slots(group.model, env.row), fossilized_slots(env),
-                                              generators[env.env_idx])
+        wanted[env.row] = required_coalitions(
+            blended_slots(group.model, env.row), fossilized_slots(env), generators[env.env_idx]
+        )
     return wanted
 
 
-def process_fused_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, coalitions: Wanted,
-                            tally: ValidationTally | None = None) -> ValidationTally:
+def process_fused_val_batch(
+    group: EnvGroup,
+    inputs: Tensor,
+    targets: Tensor,
+    criterion: Criterion,
+    *,
+    coalitions: Wanted,
+    tally: ValidationTally | None = None,
+) -> ValidationTally:
     """Add one validation batch `[B, …]`, shared by all envs, to the tally (a new one if there is none)."""
     group.await_transfer()
     with group.on_stream(), torch.no_grad(), group.autocast():
@@ -57,7 +69,9 @@ def process_fused_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, cr
         loss_sum = criterion(found.outputs, repeated) * targets.shape[0]
         correct = (found.outputs.argmax(-1) == repeated).flatten(1).sum(1)
         if tally is None:
-            return ValidationTally(found.rows, found.coalitions, loss_sum, correct, targets.shape[0], targets.numel())
+            return ValidationTally(
+                found.rows, found.coalitions, loss_sum, correct, targets.shape[0], targets.numel()
+            )
         tally.loss_sum = tally.loss_sum + loss_sum
         tally.correct = tally.correct + correct
         tally.samples += targets.shape[0]
@@ -66,7 +80,8 @@ def process_fused_val_batch(group: EnvGroup, inputs: Tensor, targets: Tensor, cr
 
 
 def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTally]) -> None:
-    """One synchronize per stream and one transfer; then every env has its table and every seed its contribution."""
+    """One synchronize per stream and one transfer; then every env has its table and every seed its
+    contribution."""
     for group in groups:
         group.synchronize()
     numbers = bring_home([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
@@ -84,7 +99,9 @@ def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:
     env.val_total = total
     env.val_correct = round(accuracy * total / 100.0)
     slots = sorted(table.slots)
-    env.model.model.record_epoch(env.row, accuracy, contributions={slot: table.leave_one_out(slot) for slot in slots})
+    env.model.model.record_epoch(
+        env.row, accuracy, contributions={slot: table.leave_one_out(slot) for slot in slots}
+    )
     if len(slots) < 2:
         return
     for slot in slots:

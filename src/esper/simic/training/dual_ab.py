@@ -1,7 +1,8 @@
 """A/B of reward modes: one policy per mode, on the same random streams, their rounds interleaved.
 
-Networks, data order and action noise of env i in round r are the same in every group, so results are compared pair by pair.
-"""
+Networks, data order and action noise of env i in round r are the same in every group, so results are compared
+pair by pair."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline import EsperError, RewardMode, TelemetryEvent, TelemetryEventType
-from esper.leyline.statistics import Estimate, estimate, paired
 from esper.nissa import TelemetryHub
+from esper.simic.statistics import Estimate, estimate, paired
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 
@@ -26,7 +27,8 @@ LAST_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class ABResult:
-    """Objective J by mode, [rounds, envs] each, of the rounds that all groups have played; and what it says."""
+    """Objective J by mode, [rounds, envs] each, of the rounds that all groups have played; and what it
+    says."""
 
     objectives: dict[RewardMode, npt.NDArray[np.float64]]
     means: dict[RewardMode, Estimate]
@@ -35,16 +37,25 @@ class ABResult:
     stopped: bool = False
 
     @classmethod
-    def of(cls, played: Mapping[RewardMode, Mapping[int, Sequence[float]]], *, stopped: bool = False) -> ABResult:
+    def of(
+        cls, played: Mapping[RewardMode, Mapping[int, Sequence[float]]], *, stopped: bool = False
+    ) -> ABResult:
         common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
         if not common and stopped:
             return cls({}, {}, {}, stopped)
         if not common:
             raise EsperError("A/B: no round was finished by every group, so there is nothing to compare")
         objectives = {mode: np.array([rounds[r] for r in common]) for mode, rounds in played.items()}
-        last = {mode: values[-max(1, int(len(common) * LAST_SHARE)):].ravel() for mode, values in objectives.items()}
-        return cls(objectives, {mode: estimate(values) for mode, values in last.items()},
-                   {(a, b): paired(last[a], last[b]) for a, b in combinations(last, 2)}, stopped)
+        last = {
+            mode: values[-max(1, int(len(common) * LAST_SHARE)) :].ravel()
+            for mode, values in objectives.items()
+        }
+        return cls(
+            objectives,
+            {mode: estimate(values) for mode, values in last.items()},
+            {(a, b): paired(last[a], last[b]) for a, b in combinations(last, 2)},
+            stopped,
+        )
 
 
 def train_dual_ab(**fields: Any) -> ABResult:
@@ -57,15 +68,25 @@ def train_dual_ab(**fields: Any) -> ABResult:
     task = vectorized.resolve_task(config, get_task_spec(config.task))
     with ExitStack() as runs:
         runs.callback(vectorized.clear_stop)
-        groups = {mode: runs.enter_context(vectorized.open_trainer(
-                      _group(config, mode), task, TelemetryHub([_Progress(vectorized.get_hub())])))
-                  for mode in config.ab_reward_modes}
+        groups = {
+            mode: runs.enter_context(
+                vectorized.open_trainer(
+                    _group(config, mode), task, TelemetryHub([_Progress(vectorized.get_hub())])
+                )
+            )
+            for mode in config.ab_reward_modes
+        }
         for finished in range(1, config.rounds + 1):
             for trainer in groups.values():
                 trainer.run(until=finished)
         stopped = any(trainer.stopped for trainer in groups.values())
-    return ABResult.of({mode: {summary.round_idx: summary.objectives for summary in trainer.progress.history}
-                        for mode, trainer in groups.items()}, stopped=stopped)
+    return ABResult.of(
+        {
+            mode: {summary.round_idx: summary.objectives for summary in trainer.progress.history}
+            for mode, trainer in groups.items()
+        },
+        stopped=stopped,
+    )
 
 
 class _Progress:
@@ -74,7 +95,7 @@ class _Progress:
     def __init__(self, hub: TelemetryHub) -> None:
         self.hub = hub
 
-    def emit(self, seq: int, event: TelemetryEvent) -> None:  # noqa: ARG002  numbered anew
+    def emit(self, seq: int, event: TelemetryEvent) -> None:
         if event.event_type in (TelemetryEventType.BATCH_COMPLETED, TelemetryEventType.ALERT):
             self.hub.emit(event)
 
@@ -85,4 +106,6 @@ class _Progress:
 
 def _group(config: TrainingConfig, mode: RewardMode) -> TrainingConfig:
     directory = None if config.telemetry_dir is None else str(Path(config.telemetry_dir) / mode.value)
-    return config.replace(ab_reward_modes=(), reward=replace(config.reward, mode=mode), telemetry_dir=directory)
+    return config.replace(
+        ab_reward_modes=(), reward=replace(config.reward, mode=mode), telemetry_dir=directory
+    )

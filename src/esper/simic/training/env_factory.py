@@ -1,4 +1,6 @@
-"""Creation and reset of environments: populations, views of their rows, governors, trackers and where events go."""
+"""Creation and reset of environments: populations, views of their rows, governors, trackers and where events
+go."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -73,17 +75,27 @@ class Task(Protocol):
 
     def lr_factor(self, epoch: int) -> float: ...
 
-    def prepare_row(self, model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, *, root_seed: int, episode: int,
-                    env: int) -> None:
+    def prepare_row(
+        self,
+        model: MorphogeneticModel,
+        optimizer: PopulationOptimizer,
+        row: int,
+        *,
+        root_seed: int,
+        episode: int,
+        env: int,
+    ) -> None:
         """Give a fresh row what its episode has drawn for it."""
 
     def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
-        """What the batch iterator needs to know of the envs' conditions, as keyword arguments of its begin_episode."""
+        """What the batch iterator needs to know of the envs' conditions, as keyword arguments of its
+        begin_episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class GovernedRow:
-    """One row as the governor handles it: what is committed can be kept and put back, what is live can be removed."""
+    """One row as the governor handles it: what is committed can be kept and put back, what is live can be
+    removed."""
 
     network: NetworkRow
     optimizer: PopulationOptimizer
@@ -96,44 +108,78 @@ class GovernedRow:
 
     def prune_live(self, cause: PruneCause) -> tuple[LifecycleRecord, ...]:
         live = [slot_id for slot_id, report in self.network.reports().items() if report.stage in LIVE_STAGES]
-        return tuple(record for slot_id in live
-                     for record in self.network.model.prune(slot_id, row=self.network.row, cause=cause).records)
+        return tuple(
+            record
+            for slot_id in live
+            for record in self.network.model.prune(slot_id, row=self.network.row, cause=cause).records
+        )
 
     def forget_optimizer(self) -> None:
         self.optimizer.forget_row(self.network.row)
 
 
-def create_env_group(task: Task, env_ids: Sequence[int], *, population: int, device: str, root_seed: int,
-                     governor: GovernorConfig | None = None, hub: TelemetryHub | None = None,
-                     stream: torch.cuda.Stream | None = None,
-                     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext, loss_scaling: bool = False,
-                     twins: int = 1) -> EnvGroup:
-    """A population on one device, one env in each of its first rows; the others idle. Half precision needs `loss_scaling`;
-    `twins` successive envs share a world."""
+def create_env_group(
+    task: Task,
+    env_ids: Sequence[int],
+    *,
+    population: int,
+    device: str,
+    root_seed: int,
+    governor: GovernorConfig | None = None,
+    hub: TelemetryHub | None = None,
+    stream: torch.cuda.Stream | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    loss_scaling: bool = False,
+    twins: int = 1,
+) -> EnvGroup:
+    """A population on one device, one env in each of its first rows; the others idle. Half precision needs
+    `loss_scaling`; `twins` successive envs share a world."""
     if not 1 <= len(env_ids) <= population:
-        raise PopulationError(f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}")
+        raise PopulationError(
+            f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}"
+        )
     model = create_model(task, device, population=population, seeds=[0] * population)
     optimizer = task.build_optimizer(model)
-    scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling)
+    scaler = torch.amp.GradScaler(
+        torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling
+    )
     group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
-    group.envs = [create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
-                  for row, env_id in enumerate(env_ids)]
+    group.envs = [
+        create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
+        for row, env_id in enumerate(env_ids)
+    ]
     reset_group(group, task, root_seed=root_seed, first_episode=0)
     return group
 
 
-def create_env_state(group: EnvGroup, row: int, env_idx: int, task: Task, *, world: int, governor: GovernorConfig | None = None,
-                     hub: TelemetryHub | None = None) -> ParallelEnvState:
+def create_env_state(
+    group: EnvGroup,
+    row: int,
+    env_idx: int,
+    task: Task,
+    *,
+    world: int,
+    governor: GovernorConfig | None = None,
+    hub: TelemetryHub | None = None,
+) -> ParallelEnvState:
     """One env: views of its row, its governor and its tracker."""
     network = NetworkRow(group.model, row)
     device = str(group.device)
     return ParallelEnvState(
-        model=network, host_optimizer=OptimizerRow(group.optimizer, row, host=True),
-        seed_optimizer=OptimizerRow(group.optimizer, row, host=False), scaler=group.scaler,
-        stream=group.stream, device=device, env_idx=env_idx, world=world,
-        governor=TolariaGovernor(GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss),
+        model=network,
+        host_optimizer=OptimizerRow(group.optimizer, row, host=True),
+        seed_optimizer=OptimizerRow(group.optimizer, row, host=False),
+        scaler=group.scaler,
+        stream=group.stream,
+        device=device,
+        env_idx=env_idx,
+        world=world,
+        governor=TolariaGovernor(
+            GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss
+        ),
         signal_tracker=SignalTracker(task.episode_length),
-        telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device))
+        telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device),
+    )
 
 
 def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: int) -> None:
@@ -141,7 +187,9 @@ def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: i
     for env in group.envs:
         group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.world))
         group.optimizer.forget_row(env.row)
-        task.prepare_row(group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world)
+        task.prepare_row(
+            group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world
+        )
         env.episode_idx = first_episode
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0
@@ -150,7 +198,9 @@ def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: i
         env.init_accumulators(list(task.slots))
         env.signal_tracker.reset()
         env.governor.reset()
-    group.scaler.load_state_dict({**group.scaler.state_dict(), "scale": FIRST_LOSS_SCALE, "_growth_tracker": 0})
+    group.scaler.load_state_dict(
+        {**group.scaler.state_dict(), "scale": FIRST_LOSS_SCALE, "_growth_tracker": 0}
+    )
     group.base_lr = (group.optimizer.host_lr.clone(), group.optimizer.seed_lr.clone())
     group.zero_accumulators()
 
@@ -160,8 +210,9 @@ def make_telemetry_callback(hub: TelemetryHub, env_idx: int, device: str) -> Cal
     return partial(emit_with_env_context, hub, env_id=env_idx, device=device)
 
 
-def configure_slot_telemetry(env_state: ParallelEnvState, telemetry: TelemetryConfig, inner_epoch: int,
-                             global_epoch: int) -> None:
+def configure_slot_telemetry(
+    env_state: ParallelEnvState, telemetry: TelemetryConfig, inner_epoch: int, global_epoch: int
+) -> None:
     """Set what is recorded of an env's slots from here on, never what is measured."""
     apply_slot_telemetry(env_state.slot_telemetry, telemetry, inner_epoch, global_epoch)
 
@@ -169,6 +220,12 @@ def configure_slot_telemetry(env_state: ParallelEnvState, telemetry: TelemetryCo
 def action_rules(task: Task, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
     """The run's rules without a reward; a trainer adds its own with dataclasses.replace."""
     offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
-    return ActionRules(slot_config=SlotConfig.from_ids(task.slots), blueprints=offered,
-                       blueprint_mask=blueprint_mask(task.blueprints), objective=task.objective, root_seed=root_seed,
-                       max_epochs=task.episode_length, max_seeds=max_seeds)
+    return ActionRules(
+        slot_config=SlotConfig.from_ids(task.slots),
+        blueprints=offered,
+        blueprint_mask=blueprint_mask(task.blueprints),
+        objective=task.objective,
+        root_seed=root_seed,
+        max_epochs=task.episode_length,
+        max_seeds=max_seeds,
+    )

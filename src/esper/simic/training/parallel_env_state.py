@@ -1,8 +1,8 @@
 """The state of parallel environments: one record per env, and the group of envs that share a population.
 
-An env is one network's training run. Its `model` and optimizers are views of its row in the population; float metrics are
-filled once per epoch from a single transfer.
-"""
+An env is one network's training run. Its `model` and optimizers are views of its row in the population; float
+metrics are filled once per epoch from a single transfer."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,7 +35,8 @@ class ParallelEnvState:
     device: str
     env_idx: int
     world: int
-    """Number of its streams: envs of the same world have the same weights at birth, the same data and the same condition."""
+    """Number of its streams: envs of the same world have the same weights at birth, the same data and the
+    same condition."""
 
     governor: TolariaGovernor
     signal_tracker: SignalTracker
@@ -84,7 +85,9 @@ class ParallelEnvState:
     @property
     def active_slot(self) -> str | None:
         """The first slot, in slot order, with a seed that may still be pruned."""
-        return next((slot_id for slot_id, report in self.model.reports().items() if report.stage in LIVE_STAGES), None)
+        return next(
+            (slot_id for slot_id, report in self.model.reports().items() if report.stage in LIVE_STAGES), None
+        )
 
     @property
     def seed_stage(self) -> SeedStage:

@@ -1,7 +1,9 @@
-"""What a run tells about itself. The recorder reads the trainer's state and emits events; nothing it does comes back.
+"""What a run tells about itself. The recorder reads the trainer's state and emits events; nothing it does
+comes back.
 
 It also listens to what is recorded, so that an anomaly raises the level of the rounds after it.
 """
+
 from __future__ import annotations
 
 import math
@@ -54,12 +56,20 @@ BASELINE_ROUNDS = 10
 class RunRecorder:
     """One run's storyteller."""
 
-    def __init__(self, hub: TelemetryHub, config: TrainingConfig, *,
-                 collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
-                 check_numerical_stability: Callable[[nn.Module], list[str]]) -> None:
+    def __init__(
+        self,
+        hub: TelemetryHub,
+        config: TrainingConfig,
+        *,
+        collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
+        check_numerical_stability: Callable[[nn.Module], list[str]],
+    ) -> None:
         self.hub, self.config = hub, config
         self.detector = AnomalyDetector()
-        self._collect_gradients, self._check_stability = collect_per_layer_gradients, check_numerical_stability
+        self._collect_gradients, self._check_stability = (
+            collect_per_layer_gradients,
+            check_numerical_stability,
+        )
         self._accuracies: list[float] = []  # of the epochs of this round, mean over envs
         self._trained = 0.0  # seconds of this round, as of the last epoch
         self._round_accuracies: list[float] = []
@@ -74,23 +84,43 @@ class RunRecorder:
     def level(self) -> TelemetryLevel:
         return TelemetryLevel(self.hub.level)
 
-    # -- the run ------------------------------------------------------------------------------------------------------------
+    # -- the run ---------------------------------------------------------------------------------------------
 
     def begin_run(self, env: VectorEnv) -> None:
         config, rules = self.config, env.rules
         family = config.reward_family.value
-        emit_event(self.hub, TelemetryEventType.RUN_STARTED, {
-            "task": config.task, "policy": config.policy,
-            "reward_mode": config.reward.mode.value if family == "contribution" else family, "seed": config.seed,
-            "rounds": config.rounds, "envs": config.envs, "episode_length": rules.max_epochs,
-            "slots": list(rules.slot_config.slot_ids), "host_params": env.groups[0].model.host_params})
+        emit_event(
+            self.hub,
+            TelemetryEventType.RUN_STARTED,
+            {
+                "task": config.task,
+                "policy": config.policy,
+                "reward_mode": config.reward.mode.value if family == "contribution" else family,
+                "seed": config.seed,
+                "rounds": config.rounds,
+                "envs": config.envs,
+                "episode_length": rules.max_epochs,
+                "slots": list(rules.slot_config.slot_ids),
+                "host_params": env.groups[0].model.host_params,
+            },
+        )
 
-    def end_run(self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None) -> None:
+    def end_run(
+        self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None
+    ) -> None:
         rounds = len(progress.history)
-        emit_event(self.hub, TelemetryEventType.RUN_ENDED, {
-            "status": status, "message": message, "rounds_completed": rounds,
-            "episodes_completed": rounds * self.config.envs, "env_steps": rounds * self.config.envs * max_epochs,
-            "seconds": time.perf_counter() - self._began})
+        emit_event(
+            self.hub,
+            TelemetryEventType.RUN_ENDED,
+            {
+                "status": status,
+                "message": message,
+                "rounds_completed": rounds,
+                "episodes_completed": rounds * self.config.envs,
+                "env_steps": rounds * self.config.envs * max_epochs,
+                "seconds": time.perf_counter() - self._began,
+            },
+        )
         self.hub.flush()
 
     def begin_round(self, round_idx: int) -> None:
@@ -102,47 +132,89 @@ class RunRecorder:
         """Set what is recorded of the slots; what is measured does not change."""
         telemetry = replace(self.config.telemetry, level=self.level)
         for member in env.envs:
-            configure_slot_telemetry(member, telemetry, epoch, member.episode_idx * env.rules.max_epochs + epoch)
+            configure_slot_telemetry(
+                member, telemetry, epoch, member.episode_idx * env.rules.max_epochs + epoch
+            )
 
-    def end_round(self, env: VectorEnv, summary: BatchSummary, agent: PPOAgent | None, offered: Tensor,
-                  seconds: Mapping[str, float]) -> None:
+    def end_round(
+        self,
+        env: VectorEnv,
+        summary: BatchSummary,
+        agent: PPOAgent | None,
+        offered: Tensor,
+        seconds: Mapping[str, float],
+    ) -> None:
         """Outcomes and attributions of the envs, then the round as a whole, then what is wrong with it."""
         for member, outcome in zip(env.envs, env.ledger.outcomes, strict=True):
             if member.coalitions is not None and member.coalitions.slots:
-                emit_attribution(self.hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs)
+                emit_attribution(
+                    self.hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs
+                )
             emit_episode_outcome(self.hub, outcome, device=member.device)
         emit_action_distribution(self.hub, dict(summary.action_counts), dict(summary.action_successes))
         asked = len(env.envs) * env.rules.max_epochs
-        emit_mask_hit_rates(self.hub, {name: {"hits": asked - legal, "total": asked}
-                                       for name, legal in zip(OP_NAMES, offered.tolist(), strict=True)})
+        emit_mask_hit_rates(
+            self.hub,
+            {
+                name: {"hits": asked - legal, "total": asked}
+                for name, legal in zip(OP_NAMES, offered.tolist(), strict=True)
+            },
+        )
         active = next((member for member in env.envs if member.active_slot is not None), None)
         earlier = self._round_accuracies[-BASELINE_ROUNDS:]
         emit_batch_completed(
-            self.hub, summary.round_idx, summary.episodes_completed, summary.mean_reward, summary.mean_accuracy,
-            fmean(self._accuracies), agent.learning_rate if agent else None, agent.entropy_coef if agent else None,
-            None if active is None else active.seed_stage.name, None if active is None else active.active_slot, self.level,
-            rounds=self.config.rounds, avg_committed_accuracy=summary.mean_committed_accuracy,
-            avg_objective=summary.mean_objective, avg_added_params=summary.mean_added_params, rollbacks=summary.rollbacks,
-            env_steps=summary.episodes_completed * env.rules.max_epochs, baseline_accuracy=fmean(earlier) if earlier else None,
-            seconds=sum(seconds.values()), phase_seconds=seconds)
+            self.hub,
+            summary.round_idx,
+            summary.episodes_completed,
+            summary.mean_reward,
+            summary.mean_accuracy,
+            fmean(self._accuracies),
+            agent.learning_rate if agent else None,
+            agent.entropy_coef if agent else None,
+            None if active is None else active.seed_stage.name,
+            None if active is None else active.active_slot,
+            self.level,
+            rounds=self.config.rounds,
+            avg_committed_accuracy=summary.mean_committed_accuracy,
+            avg_objective=summary.mean_objective,
+            avg_added_params=summary.mean_added_params,
+            rollbacks=summary.rollbacks,
+            env_steps=summary.episodes_completed * env.rules.max_epochs,
+            baseline_accuracy=fmean(earlier) if earlier else None,
+            seconds=sum(seconds.values()),
+            phase_seconds=seconds,
+        )
         self._round_accuracies.append(summary.mean_accuracy)
         emit_anomaly_diagnostics(self.hub, self.detector.report, summary.round_idx, env.rules.max_epochs)
         self.hub.flush()
 
-    # -- steps --------------------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
-    def step(self, env: VectorEnv, seen: Observation, step: PolicyStep, actions: Sequence[Sequence[int]], result: ActionResult,
-             trained: float) -> None:
-        """One decision of every env. Its actions are here already; probabilities of operations and confidences of heads take
-        one transfer each. `trained`: seconds of training in this round so far."""
+    def step(
+        self,
+        env: VectorEnv,
+        seen: Observation,
+        step: PolicyStep,
+        actions: Sequence[Sequence[int]],
+        result: ActionResult,
+        trained: float,
+    ) -> None:
+        """One decision of every env. Its actions are here already; probabilities of operations and
+        confidences of heads take one transfer each. `trained`: seconds of training in this round so far."""
         self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
-                emit_cf_unavailable(self.hub, env_idx, env.envs[env_idx].device, "the loss is not finite", epoch=seen.epoch)
+                emit_cf_unavailable(
+                    self.hub, env_idx, env.envs[env_idx].device, "the loss is not finite", epoch=seen.epoch
+                )
         if self.level < TelemetryLevel.NORMAL:
             return
         op_probs = step.op_probs.cpu().tolist()
-        confidences = torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1).cpu().tolist()
+        confidences = (
+            torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1)
+            .cpu()
+            .tolist()
+        )
         legal = seen.masks.op.tolist()
         ratios = _seed_gradients(env) if self.level >= TelemetryLevel.DEBUG else {}
         each, self._trained = max(trained - self._trained, 1e-9), trained
@@ -150,36 +222,81 @@ class RunRecorder:
             *heads, log_prob, value = confidences[i]
             group = env.group_of(member)
             op = outcome.spec.op
-            emit_last_action(self.hub, member.env_idx, member.device, op.name, outcome.spec.slot_id, result.rewards[i],
-                             member.total_reward, dict(zip(OP_NAMES, legal[i], strict=True)), self.level,
-                             indices=actions[i] if op is not LifecycleOp.WAIT else None, outcome=outcome, log_prob=log_prob,
-                             value=value, op_probs=op_probs[i], confidences=heads, epoch=seen.epoch,
-                             seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
-                             gradient_ratios=ratios.get(member.env_idx), accuracy=member.val_accuracy, loss=member.val_loss)
+            emit_last_action(
+                self.hub,
+                member.env_idx,
+                member.device,
+                op.name,
+                outcome.spec.slot_id,
+                result.rewards[i],
+                member.total_reward,
+                dict(zip(OP_NAMES, legal[i], strict=True)),
+                self.level,
+                indices=actions[i] if op is not LifecycleOp.WAIT else None,
+                outcome=outcome,
+                log_prob=log_prob,
+                value=value,
+                op_probs=op_probs[i],
+                confidences=heads,
+                epoch=seen.epoch,
+                seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
+                gradient_ratios=ratios.get(member.env_idx),
+                accuracy=member.val_accuracy,
+                loss=member.val_loss,
+            )
             if (components := result.components[i]) is not None:
-                emit_reward_summary(self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch)
-            emit_throughput(self.hub, member.env_idx, member.device, group.batches / each, group.samples / each,
-                            None, epoch=seen.epoch)
+                emit_reward_summary(
+                    self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch
+                )
+            emit_throughput(
+                self.hub,
+                member.env_idx,
+                member.device,
+                group.batches / each,
+                group.samples / each,
+                None,
+                epoch=seen.epoch,
+            )
 
     def update(self, agent: PPOAgent, metrics: PPOUpdateMetrics) -> None:
-        """An update; at level debug with the health of the policy's layers, and after a skipped step with what was not finite."""
+        """An update; at level debug with the health of the policy's layers, and after a skipped step with
+        what was not finite."""
         network, closely = agent.policy.network, self.level >= TelemetryLevel.DEBUG
         layers = self._collect_gradients(network) if closely else None
         nonfinite = self._check_stability(network) if metrics.skipped_steps else None
-        emit_ppo_update_event(self.hub, metrics, layers, self.level, nonfinite=nonfinite,
-                              clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None)
+        emit_ppo_update_event(
+            self.hub,
+            metrics,
+            layers,
+            self.level,
+            nonfinite=nonfinite,
+            clipped_grad_norm=compute_grad_norm_surrogate(network) if closely else None,
+        )
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
-        """A checkpoint that holds `next_seq` as its `seq` was saved; to be called at once, before anything else is emitted."""
-        emit_event(self.hub, TelemetryEventType.CHECKPOINT, {
-            "path": name, "finished_rounds": progress.round_idx, "finished_epochs": progress.epoch, "best": best})
+        """A checkpoint that holds `next_seq` as its `seq` was saved; to be called at once, before anything
+        else is emitted."""
+        emit_event(
+            self.hub,
+            TelemetryEventType.CHECKPOINT,
+            {
+                "path": name,
+                "finished_rounds": progress.round_idx,
+                "finished_epochs": progress.epoch,
+                "best": best,
+            },
+        )
         self.hub.flush()
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"accuracies": self._accuracies, "round_accuracies": self._round_accuracies[-BASELINE_ROUNDS:],
-                "level": self.hub.level, "round_idx": self.hub.round_idx}
+        return {
+            "accuracies": self._accuracies,
+            "round_accuracies": self._round_accuracies[-BASELINE_ROUNDS:],
+            "level": self.hub.level,
+            "round_idx": self.hub.round_idx,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._accuracies, self._round_accuracies = list(state["accuracies"]), list(state["round_accuracies"])
@@ -188,8 +305,11 @@ class RunRecorder:
 
 def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
     """The last step's gradient of each learning seed over its host's, by env and slot."""
-    measured = [(group, slot, ratio) for group in env.groups
-                for slot, ratio in collect_seed_gradients_async(group.optimizer).items()]
+    measured = [
+        (group, slot, ratio)
+        for group in env.groups
+        for slot, ratio in collect_seed_gradients_async(group.optimizer).items()
+    ]
     found: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
     home = bring_home([ratio for _, _, ratio in measured]) if measured else []
     for (group, slot, _), ratios in zip(measured, home, strict=True):

@@ -1,8 +1,9 @@
-"""Many growing networks as one environment: the phases of an epoch in their order, without a policy and without a reward.
+"""Many growing networks as one environment: the phases of an epoch in their order, without a policy and
+without a reward.
 
-TRAIN → VALIDATE → SENSE, then whoever decides hands in one action per env, then ACT and TICK. A trainer calls the phases one
-by one; `step` runs them in a row for drivers that need no more.
-"""
+TRAIN → VALIDATE → SENSE, then whoever decides hands in one action per env, then ACT and TICK. A trainer calls
+the phases one by one; `step` runs them in a row for drivers that need no more."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,12 +107,22 @@ EVALUATION_BATCH = 256
 class VectorEnv:
     """Groups of envs, their data and their rules."""
 
-    def __init__(self, task: Task, groups: Sequence[EnvGroup], train: TrainBatches, validation: Iterable[Batch],
-                 rules: ActionRules, *, criterion: Criterion = cross_entropy) -> None:
+    def __init__(
+        self,
+        task: Task,
+        groups: Sequence[EnvGroup],
+        train: TrainBatches,
+        validation: Iterable[Batch],
+        rules: ActionRules,
+        *,
+        criterion: Criterion = cross_entropy,
+    ) -> None:
         self.task, self.groups, self.train, self.criterion = task, list(groups), train, criterion
         self.validation = list(validation)
         self.rules = replace(rules, revalidate=self._revalidate) if rules.revalidate is None else rules
-        self.envs: list[ParallelEnvState] = sorted((env for group in self.groups for env in group.envs), key=lambda e: e.env_idx)
+        self.envs: list[ParallelEnvState] = sorted(
+            (env for group in self.groups for env in group.envs), key=lambda e: e.env_idx
+        )
         self._group_of = {env.env_idx: group for group in self.groups for env in group.envs}
         self.ledger = Ledger([], [], [])
         self.episode = 0
@@ -126,7 +137,7 @@ class VectorEnv:
         size = 1 + max(env.env_idx for env in self.envs)
         self.ledger = Ledger([0.0] * size, [0.0] * size, [False] * size)
 
-    # -- the phases ---------------------------------------------------------------------------------------------------------
+    # -- the phases ------------------------------------------------------------------------------------------
 
     def train_epoch(self, epoch: int) -> None:
         factor = self.task.lr_factor(epoch)
@@ -140,27 +151,48 @@ class VectorEnv:
     def validate(self, epoch: int) -> None:
         """Every coalition of every env on the shared validation set."""
         wanted = [plan_coalitions(group, self._generators(group, epoch)) for group in self.groups]
-        finish_validation(self.groups, [self._tally(group, plan) for group, plan in zip(self.groups, wanted, strict=True)])
+        finish_validation(
+            self.groups, [self._tally(group, plan) for group, plan in zip(self.groups, wanted, strict=True)]
+        )
 
     def sense(self, epoch: int) -> Observation:
         """Vital signs, signals, reports and masks."""
         checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in self.envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
-        signals = [env.signal_tracker.update(epoch, train_loss=env.train_loss, train_accuracy=env.train_accuracy,
-                                             val_loss=env.val_loss, val_accuracy=env.val_accuracy) for env in self.envs]
+        signals = [
+            env.signal_tracker.update(
+                epoch,
+                train_loss=env.train_loss,
+                train_accuracy=env.train_accuracy,
+                val_loss=env.val_loss,
+                val_accuracy=env.val_accuracy,
+            )
+            for env in self.envs
+        ]
         reports = [env.model.reports() for env in self.envs]
         table = stack_reports(reports, self.rules.slot_config)
-        masks = compute_action_masks(build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds)
+        masks = compute_action_masks(
+            build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds
+        )
         sensors = np.array([env.sensors for env in self.envs])
         return Observation(epoch, signals, reports, table, sensors, masks, panics)
 
-    def act(self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False) -> ActionResult:
-        """Execute one action per env (head order), tick the clock, and at the last epoch close the episode."""
+    def act(
+        self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False
+    ) -> ActionResult:
+        """Execute one action per env (head order), tick the clock, and at the last epoch close the
+        episode."""
         context = ActionContext(self.rules, self.envs, seen.epoch, seen.panics, cut_after)
         ledger = self.ledger
-        return execute_actions(context, actions, env_final_accs=ledger.final_accs, env_total_rewards=ledger.total_rewards,
-                               episode_history=ledger.history, episode_outcomes=ledger.outcomes,
-                               env_rollback_occurred=ledger.rollback_occurred)
+        return execute_actions(
+            context,
+            actions,
+            env_final_accs=ledger.final_accs,
+            env_total_rewards=ledger.total_rewards,
+            episode_history=ledger.history,
+            episode_outcomes=ledger.outcomes,
+            env_rollback_occurred=ledger.rollback_occurred,
+        )
 
     def step(self, epoch: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> ActionResult:
         """One whole epoch."""
@@ -169,7 +201,9 @@ class VectorEnv:
         seen = self.sense(epoch)
         return self.act(seen, decide(seen))
 
-    def run_episode(self, episode: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> list[EpisodeOutcome]:
+    def run_episode(
+        self, episode: int, decide: Callable[[Observation], Sequence[Sequence[int]]]
+    ) -> list[EpisodeOutcome]:
         """A whole round under one decision rule: one outcome per env."""
         self.begin_round(episode)
         for epoch in range(1, self.rules.max_epochs + 1):
@@ -177,16 +211,28 @@ class VectorEnv:
         return self.ledger.outcomes
 
     def test(self, batches: EvaluationBatches) -> list[float]:
-        """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are removed."""
+        """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are
+        removed."""
         for env in self.envs:
             for slot_id, report in env.model.reports().items():
                 if report.stage in LIVE_STAGES:
                     env.model.prune(slot_id)
-        counts = [[process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[1]
-                   for batch in batches.batches(group.model.population)] for group in self.groups]
+        counts = [
+            [
+                process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[
+                    1
+                ]
+                for batch in batches.batches(group.model.population)
+            ]
+            for group in self.groups
+        ]
         for group in self.groups:
             group.synchronize()
-        correct = dict(zip(map(id, self.groups), bring_home([torch.stack(found).sum(0) for found in counts]), strict=True))
+        correct = dict(
+            zip(
+                map(id, self.groups), bring_home([torch.stack(found).sum(0) for found in counts]), strict=True
+            )
+        )
         targets = sum(batch.y.numel() for batch in batches.batches())
         return [100.0 * correct[id(self.group_of(env))][env.row] / targets for env in self.envs]
 
@@ -194,19 +240,29 @@ class VectorEnv:
         """The population that an env lives in."""
         return self._group_of[env.env_idx]
 
-    # -- inside -------------------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _generators(self, group: EnvGroup, epoch: int) -> dict[int, torch.Generator]:
-        return {env.env_idx: torch.Generator().manual_seed(
-            stream_seed(self.rules.root_seed, "sampling", self.episode, env.world, epoch)) for env in group.envs}
+        return {
+            env.env_idx: torch.Generator().manual_seed(
+                stream_seed(self.rules.root_seed, "sampling", self.episode, env.world, epoch)
+            )
+            for env in group.envs
+        }
 
     def _tally(self, group: EnvGroup, wanted: dict[int, list[Coalition]]) -> ValidationTally:
         tally = None
         for batch in self.validation:
             # A batch for one network: images have no lane axis of their own, everything else a leading one.
             x = batch.x if group.model.layout.image else batch.x[0]
-            tally = process_fused_val_batch(group, x.to(group.device), batch.y[0].to(group.device), self.criterion,
-                                            coalitions=wanted, tally=tally)
+            tally = process_fused_val_batch(
+                group,
+                x.to(group.device),
+                batch.y[0].to(group.device),
+                self.criterion,
+                coalitions=wanted,
+                tally=tally,
+            )
         assert tally is not None, "a validation set has at least one batch"
         return tally
 

@@ -1,6 +1,7 @@
-"""`train_ppo_vectorized`: the public entry point. It turns a configuration into a run, hands that to the trainer and returns
-what comes of it. Collaborators are looked up in this module when a run is built, so they can be replaced here.
-"""
+"""`train_ppo_vectorized`: the public entry point. It turns a configuration into a run, hands that to the
+trainer and returns what comes of it. Collaborators are looked up in this module when a run is built, so they
+can be replaced here."""
+
 from __future__ import annotations
 
 import threading
@@ -69,8 +70,9 @@ def clear_stop() -> None:
 
 
 def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSummary]]:
-    """Train as `TrainingConfig(**fields)` says. Returns the agent (None where the policy does not learn) and one summary per
-    round. A caller with a config writes `train_ppo_vectorized(**config.to_train_kwargs())`."""
+    """Train as `TrainingConfig(**fields)` says. Returns the agent (None where the policy does not learn) and
+    one summary per round. A caller with a config writes
+    `train_ppo_vectorized(**config.to_train_kwargs())`."""
     config = TrainingConfig(**fields)
     from esper.runtime.tasks import get_task_spec
 
@@ -94,24 +96,32 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
-        raise EsperError(f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}")
+        raise EsperError(
+            f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
+        )
     if config.amp == "fp16" and task.population != 1:
-        raise EsperError(f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
-                         "several networks; allowed: population 1, or amp bf16")
+        raise EsperError(
+            f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
+            "several networks; allowed: population 1, or amp bf16"
+        )
     return task
 
 
 @contextmanager
 def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> Iterator[VectorizedPPOTrainer]:
-    """A trainer with its run directory, if it has one, attached to the hub; resumed where the config says so."""
+    """A trainer with its run directory, if it has one, attached to the hub; resumed where the config says
+    so."""
     directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
     checkpoint = None if config.resume is None else find_checkpoint(config.resume, directory)
     stored = None if checkpoint is None else read_checkpoint(checkpoint, config)
     trainer = build_trainer(config, task, hub, stored)
     with ExitStack() as cleanup:
         if directory is not None:
-            run = (RunDirectory.create(directory, config=config.to_json()) if stored is None
-                   else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1])))
+            run = (
+                RunDirectory.create(directory, config=config.to_json())
+                if stored is None
+                else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1]))
+            )
             trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
             if stored is not None:
                 trainer.context.store.forget_after(finished_of(stored[1]))
@@ -123,8 +133,14 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
         else:
             assert checkpoint is not None
             restore(trainer, *stored, checkpoint)
-            if trainer.context.store is not None and stored[1]["announced"] and hub.next_seq == stored[1]["seq"]:
-                trainer.context.store.complete(trainer, checkpoint, announce=True, is_best=stored[1]["is_best"])
+            if (
+                trainer.context.store is not None
+                and stored[1]["announced"]
+                and hub.next_seq == stored[1]["seq"]
+            ):
+                trainer.context.store.complete(
+                    trainer, checkpoint, announce=True, is_best=stored[1]["is_best"]
+                )
         try:
             yield trainer
         except Exception as error:
@@ -134,21 +150,44 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
             raise
 
 
-def build_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub,
-                  stored: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None) -> VectorizedPPOTrainer:
+def build_trainer(
+    config: TrainingConfig,
+    task: TaskSpec,
+    hub: TelemetryHub,
+    stored: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+) -> VectorizedPPOTrainer:
     """Networks, data, policy, rewards and recorder of one run, wired together."""
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
-    rewards = RewardEngine(config.reward, task.objective, gamma=config.ppo.gamma, num_envs=config.envs,
-                           family=config.reward_family, loss=config.loss_reward)
+    rewards = RewardEngine(
+        config.reward,
+        task.objective,
+        gamma=config.ppo.gamma,
+        num_envs=config.envs,
+        family=config.reward_family,
+        loss=config.loss_reward,
+    )
     env = build_env(config, task, hub, devices, rewards)
     agent = build_agent(config, env, devices[0], stored) if config.policy == "ppo" else None
-    recorder = RunRecorder(hub, config, collect_per_layer_gradients=collect_per_layer_gradients,
-                           check_numerical_stability=check_numerical_stability)
-    trainer = VectorizedPPOTrainer(RunContext(
-        config=config, env=env, agent=agent, policy=agent.policy if agent is not None else build_policy(config),
-        teacher=build_teacher(config, task), rewards=rewards,
-        normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(), recorder=recorder, store=None,
-        stop=stop_requested))
+    recorder = RunRecorder(
+        hub,
+        config,
+        collect_per_layer_gradients=collect_per_layer_gradients,
+        check_numerical_stability=check_numerical_stability,
+    )
+    trainer = VectorizedPPOTrainer(
+        RunContext(
+            config=config,
+            env=env,
+            agent=agent,
+            policy=agent.policy if agent is not None else build_policy(config),
+            teacher=build_teacher(config, task),
+            rewards=rewards,
+            normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
+            recorder=recorder,
+            store=None,
+            stop=stop_requested,
+        )
+    )
     env.rules = replace(env.rules, charge=trainer.charge)
     return trainer
 
@@ -161,7 +200,9 @@ class Unscaled(RewardNormalizer):
         return 1.0
 
 
-def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine) -> VectorEnv:
+def build_env(
+    config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
+) -> VectorEnv:
     """Populations on the devices in turn, one stream each, and the batches for them."""
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
@@ -169,19 +210,47 @@ def build_env(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
     if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
-        raise EsperError(f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
-                         f"{task.num_classes}")
-    split = validation_split(data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block)
+        raise EsperError(
+            f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
+            f"{task.num_classes}"
+        )
+    split = validation_split(
+        data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
+    )
     worlds = [[member // config.twins for member in members] for members in ids]
-    batches = SharedBatchIterator(split, worlds, task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=config.seed,
-                                  rows=rows, devices=places)
-    groups = [create_env_group(task, members, population=count, device=place, root_seed=config.seed, governor=config.governor,
-                               hub=hub, stream=torch.cuda.Stream(place) if place.startswith("cuda") else None,
-                               autocast=autocast_for(config, place), loss_scaling=config.amp == "fp16", twins=config.twins)
-              for members, count, place in zip(ids, rows, places, strict=True)]
-    rules = replace(action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds), reward=rewards,
-                    rollback_reward=rewards.rollback)
-    return VectorEnv(task, groups, batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)), rules)
+    batches = SharedBatchIterator(
+        split,
+        worlds,
+        task.batch_size,
+        steps_per_epoch=task.steps_per_epoch,
+        seed=config.seed,
+        rows=rows,
+        devices=places,
+    )
+    groups = [
+        create_env_group(
+            task,
+            members,
+            population=count,
+            device=place,
+            root_seed=config.seed,
+            governor=config.governor,
+            hub=hub,
+            stream=torch.cuda.Stream(place) if place.startswith("cuda") else None,
+            autocast=autocast_for(config, place),
+            loss_scaling=config.amp == "fp16",
+            twins=config.twins,
+        )
+        for members, count, place in zip(ids, rows, places, strict=True)
+    ]
+    rules = replace(
+        action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
+        reward=rewards,
+        rollback_reward=rewards.rollback,
+    )
+    return VectorEnv(
+        task, groups, batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)), rules
+    )
 
 
 def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -191,26 +260,52 @@ def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractCo
     return partial(torch_amp.autocast, device.split(":")[0], dtype=AMP_TYPES[config.amp])
 
 
-def build_agent(config: TrainingConfig, env: VectorEnv, device: str,
-                state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None) -> PPOAgent:
+def build_agent(
+    config: TrainingConfig,
+    env: VectorEnv,
+    device: str,
+    state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+) -> PPOAgent:
     """A new agent from the seed's own stream, or the one in a checkpoint."""
     if state is not None:
-        return PPOAgent.from_state(agent_part(state[0]), state[1]["agent"], feature_schema=schema(), device=device,
-                                   origin="checkpoint")
+        return PPOAgent.from_state(
+            agent_part(state[0]),
+            state[1]["agent"],
+            feature_schema=schema(),
+            device=device,
+            origin="checkpoint",
+        )
     steps = config.rollout_length or env.rules.max_epochs
     updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
-    ppo = config.ppo if config.ppo.anneal_updates else replace(config.ppo, anneal_updates=calculate_entropy_anneal_steps(
-        updates, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction))
+    ppo = (
+        config.ppo
+        if config.ppo.anneal_updates
+        else replace(
+            config.ppo,
+            anneal_updates=calculate_entropy_anneal_steps(
+                updates, -(-env.rules.max_epochs // steps), 1, config.anneal_fraction
+            ),
+        )
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
-        network = TamiyoNetwork(base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs)
+        network = TamiyoNetwork(
+            base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs
+        )
     network.prefer(config.patience)
     if unknown := [name for name in config.blind if name not in FEATURE_NAMES]:
         raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(FEATURE_NAMES)}")
     network.deprive(columns(BASE, config.blind), columns(SLOT, config.blind), memory=config.memory)
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
-    return PPOAgent(policy, ppo, num_envs=config.envs, num_steps=steps, num_slots=env.rules.slot_config.num_slots,
-                    seed=config.seed, twins=config.twins)
+    return PPOAgent(
+        policy,
+        ppo,
+        num_envs=config.envs,
+        num_steps=steps,
+        num_slots=env.rules.slot_config.num_slots,
+        seed=config.seed,
+        twins=config.twins,
+    )
 
 
 def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | None:
@@ -219,9 +314,9 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
         return None
     if config.teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
-    from esper.simic.proof.cohorts import teacher
-    from esper.simic.proof.policies import shipped_schedules
-    from esper.simic.proof.search import load_schedules
+    from esper.proof.cohorts import teacher
+    from esper.proof.policies import shipped_schedules
+    from esper.proof.search import load_schedules
 
     path = shipped_schedules(task) if config.teacher == "schedule" else config.teacher
     return teacher(task, load_schedules(path, task), config.envs)

@@ -1,10 +1,13 @@
-"""The training loop: many growing networks side by side, one policy that decides for all of them and learns from it.
+"""The training loop: many growing networks side by side, one policy that decides for all of them and learns
+from it.
 
-`VectorizedPPOTrainer.run` reads top to bottom: rounds of epochs, each epoch the phases TRAIN, VALIDATE, SENSE, DECIDE, ACT
-and RECORD, then the update. Whatever is only watched goes through the recorder and never comes back.
+`VectorizedPPOTrainer.run` reads top to bottom: rounds of epochs, each epoch the phases TRAIN, VALIDATE,
+SENSE, DECIDE, ACT and RECORD, then the update. Whatever is only watched goes through the recorder and never
+comes back.
 
 E envs, S slots.
 """
+
 from __future__ import annotations
 
 import time
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.recording import RunRecorder
     from esper.simic.training.vector_env import Observation, VectorEnv
-
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +92,9 @@ class Decisions:
     @classmethod
     def none(cls) -> Decisions:
         names = [op.name for op in LifecycleOp]
-        return cls(torch.zeros(len(names), dtype=torch.int64), dict.fromkeys(names, 0), dict.fromkeys(names, 0))
+        return cls(
+            torch.zeros(len(names), dtype=torch.int64), dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+        )
 
 
 class VectorizedPPOTrainer:
@@ -112,7 +116,8 @@ class VectorizedPPOTrainer:
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
-        """Train to the end of the run, or of round `until`; a stop is honoured after the epoch it comes in."""
+        """Train to the end of the run, or of round `until`; a stop is honoured after the epoch it comes
+        in."""
         last = self.config.rounds if until is None else until
         while self.progress.round_idx < last and not self.stopped:
             if self.progress.epoch == 0:
@@ -148,7 +153,7 @@ class VectorizedPPOTrainer:
             self._finish()
         return self.agent, self.progress.history
 
-    # -- rounds -------------------------------------------------------------------------------------------------------------
+    # -- rounds ----------------------------------------------------------------------------------------------
 
     def begin_round(self) -> None:
         """Fresh networks, memories and counts."""
@@ -182,7 +187,9 @@ class VectorizedPPOTrainer:
     def draw_uniforms(self) -> None:
         """The round's random numbers for acting, [E, epochs, 8], from each env's own stream."""
         envs = [env.env_idx for env in self.env.envs]
-        self._uniforms = action_uniforms(self.env.rules.root_seed, self.progress.round_idx, envs, self.max_epochs)
+        self._uniforms = action_uniforms(
+            self.env.rules.root_seed, self.progress.round_idx, envs, self.max_epochs
+        )
 
     def _end_round(self) -> None:
         progress, decisions = self.progress, self.decisions
@@ -208,28 +215,47 @@ class VectorizedPPOTrainer:
 
     def _summary(self, outcomes: list[EpisodeOutcome]) -> BatchSummary:
         return BatchSummary(
-            round_idx=self.progress.round_idx, episodes_completed=(self.progress.round_idx + 1) * self.num_envs,
+            round_idx=self.progress.round_idx,
+            episodes_completed=(self.progress.round_idx + 1) * self.num_envs,
             mean_accuracy=fmean(o.final_accuracy for o in outcomes),
             mean_committed_accuracy=fmean(o.committed_accuracy for o in outcomes),
-            mean_objective=fmean(o.objective for o in outcomes), objectives=tuple(o.objective for o in outcomes),
+            mean_objective=fmean(o.objective for o in outcomes),
+            objectives=tuple(o.objective for o in outcomes),
             mean_reward=fmean(o.total_reward for o in outcomes),
-            mean_added_params=fmean(o.added_params for o in outcomes), rollbacks=sum(o.rollbacks for o in outcomes),
-            action_counts=self.decisions.counts, action_successes=self.decisions.successes)
+            mean_added_params=fmean(o.added_params for o in outcomes),
+            rollbacks=sum(o.rollbacks for o in outcomes),
+            action_counts=self.decisions.counts,
+            action_successes=self.decisions.successes,
+        )
 
-    # -- phases -------------------------------------------------------------------------------------------------------------
+    # -- phases ----------------------------------------------------------------------------------------------
 
     def _decide(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks) -> PolicyStep:
         if self.agent is not None:
             given = None if self.teacher is None else self.teacher.act(obs, None, masks).actions
-            return self.agent.act(obs, self.hidden, masks, uniforms=self._uniforms[:, seen.epoch - 1], reset=self.reset,
-                                  given=given)
-        if isinstance(self.context.policy, RandomValid):  # counted by epoch, so that a resumed run draws the same
+            return self.agent.act(
+                obs,
+                self.hidden,
+                masks,
+                uniforms=self._uniforms[:, seen.epoch - 1],
+                reset=self.reset,
+                given=given,
+            )
+        if isinstance(
+            self.context.policy, RandomValid
+        ):  # counted by epoch, so that a resumed run draws the same
             seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
             return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
         return self.context.policy.act(obs, self.hidden, masks)
 
-    def _record(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks, step: PolicyStep,
-                result: ActionResult) -> None:
+    def _record(
+        self,
+        seen: Observation,
+        obs: PolicyObservation,
+        masks: ActionMasks,
+        step: PolicyStep,
+        result: ActionResult,
+    ) -> None:
         """One column of the rollout, and the round's counts."""
         decisions, normalizer = self.decisions, self.context.normalizer
         decisions.offered += seen.masks.op.sum(0)
@@ -239,9 +265,18 @@ class VectorizedPPOTrainer:
             decisions.successes[outcome.spec.op.name] += outcome.executed
         valid = torch.tensor(result.valid, device=self.device)
         if self.agent is not None:
-            reward = torch.tensor([normalizer.normalize(reward) for reward in result.rewards], device=self.device)
-            self.agent.record(obs, masks, step, reward=reward, terminal=self._flags(seen.epoch == self.max_epochs),
-                              reset=self.reset, valid=valid)
+            reward = torch.tensor(
+                [normalizer.normalize(reward) for reward in result.rewards], device=self.device
+            )
+            self.agent.record(
+                obs,
+                masks,
+                step,
+                reward=reward,
+                terminal=self._flags(seen.epoch == self.max_epochs),
+                reset=self.reset,
+                valid=valid,
+            )
         self.hidden, self.reset = step.hidden, ~valid
 
     def charge(self, env_idx: int, amount: float) -> None:
@@ -251,7 +286,8 @@ class VectorizedPPOTrainer:
             self.agent.buffer.add_penalty(env_idx, self.context.normalizer.normalize(amount))
 
     def _update(self, result: ActionResult) -> None:
-        """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the value head."""
+        """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the
+        value head."""
         if self.agent is None:
             return
         if targets := result.truncated_bootstrap_targets:
@@ -271,7 +307,7 @@ class VectorizedPPOTrainer:
     def _cut_after(self, epoch: int) -> bool:
         return epoch % self.rollout_length == 0 and epoch < self.max_epochs
 
-    # -- stops --------------------------------------------------------------------------------------------------------------
+    # -- stops -----------------------------------------------------------------------------------------------
 
     def _heed_stop(self) -> None:
         if self.context.stop():

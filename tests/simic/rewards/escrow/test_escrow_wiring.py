@@ -1,4 +1,6 @@
-"""Rewards through the real environment: random lifecycles with prunes, new seeds and rollbacks, paid into a real buffer."""
+"""Rewards through the real environment: random lifecycles with prunes, new seeds and rollbacks, paid into a
+real buffer."""
+
 from __future__ import annotations
 
 import json
@@ -28,10 +30,16 @@ from esper.simic.rewards import RewardComponentsTelemetry, RewardEngine
 GAMMA, ENVS, EPOCHS = 0.97, 8, 18
 PRICES = ObjectiveConfig(size_price=0.1, waste_price=0.02, rollback_price=0.15)
 Choice = tuple[RewardFamily, RewardMode]
-SPARSE, SHAPED, ESCROW = ((RewardFamily.CONTRIBUTION, mode) for mode in (RewardMode.SPARSE, RewardMode.SHAPED, RewardMode.ESCROW))
-ALL: list[Choice] = [*((RewardFamily.CONTRIBUTION, mode) for mode in RewardMode), (RewardFamily.LOSS, RewardMode.SHAPED)]
+SPARSE, SHAPED, ESCROW = (
+    (RewardFamily.CONTRIBUTION, mode) for mode in (RewardMode.SPARSE, RewardMode.SHAPED, RewardMode.ESCROW)
+)
+ALL: list[Choice] = [
+    *((RewardFamily.CONTRIBUTION, mode) for mode in RewardMode),
+    (RewardFamily.LOSS, RewardMode.SHAPED),
+]
 PANICS = {1: (5,), 2: (1, 3), 5: (0, 4), 6: (0,), 9: (4, 6), EPOCHS: (2, 7)}
-"""Which envs blow up in which epoch: before any decision, after the first, twice in a row, twice in an episode, at the end."""
+"""Which envs blow up in which epoch: before any decision, after the first, twice in a row, twice in an
+episode, at the end."""
 
 
 class Growing(RandomValid):
@@ -53,18 +61,24 @@ def poison(env, victims) -> None:
 
 
 def reference_potential(env) -> float | None:
-    """Φ from the table of coalitions itself; None where several seeds went in one epoch and Φ is an estimate."""
+    """Φ from the table of coalitions itself; None where several seeds went in one epoch and Φ is an
+    estimate."""
     table, reports = env.coalitions, env.model.reports()
     fossils = {slot for slot, r in reports.items() if r.stage is SeedStage.FOSSILIZED}
-    staying = {slot for slot, r in reports.items() if r.stage in LIVE_STAGES
-               and not (r.stage is SeedStage.BLENDING and r.alpha_target == 0.0)}
+    staying = {
+        slot
+        for slot, r in reports.items()
+        if r.stage in LIVE_STAGES and not (r.stage is SeedStage.BLENDING and r.alpha_target == 0.0)
+    }
     kept = staying & set(table.slots)
     if kept and len(set(table.slots) - kept - fossils) > 1:
         return None
     total = 0.0
     for coalition in (fossils, fossils | kept):
         size = sum(reports[slot].metrics.params for slot in coalition)
-        total += 0.5 * (table.accuracy(coalition) / 100 - 0.1 * math.log(1 + size / env.model.model.host_params))
+        total += 0.5 * (
+            table.accuracy(coalition) / 100 - 0.1 * math.log(1 + size / env.model.model.host_params)
+        )
     return total - 0.02 * (env.germinated - env.fossilized - len(staying))
 
 
@@ -74,19 +88,24 @@ def make_engine(choice: Choice) -> RewardEngine:
 
 
 class Episode:
-    """One round of random actions under one reward, which goes into a buffer, while all the others watch the same steps.
+    """One round of random actions under one reward, which goes into a buffer, while all the others watch the
+    same steps.
 
-    `rows[choice][env]` holds what each stored decision was paid, in full precision; `segments[env]` the rows between
-    rollbacks. After the epoch `handover` all engines are replaced by others that load their state."""
+    `rows[choice][env]` holds what each stored decision was paid, in full precision; `segments[env]` the rows
+    between rollbacks. After the epoch `handover` all engines are replaced by others that load their state."""
 
     def __init__(self, main: Choice, *, seed: int, decide: Growing | None = None, handover: int = 0) -> None:
         task = small_task("digits_impaired", epochs=EPOCHS, steps=3, val_size=96, objective=PRICES)
         self.env = make_env(task, ENVS, root_seed=seed)
         self.main, self.engines = main, {choice: make_engine(choice) for choice in ALL}
-        self.env.rules = replace(self.env.rules, reward=self.reward, rollback_reward=self.rollback, charge=self.charge)
+        self.env.rules = replace(
+            self.env.rules, reward=self.reward, rollback_reward=self.rollback, charge=self.charge
+        )
         self.buffer = RolloutBuffer(ENVS, EPOCHS, 3, base_dim=1, slot_dim=1, hidden=1)
         self.buffer.begin(self.buffer.hidden)
-        self.rows: dict[Choice, list[list[dict[str, float]]]] = {choice: [[] for _ in range(ENVS)] for choice in ALL}
+        self.rows: dict[Choice, list[list[dict[str, float]]]] = {
+            choice: [[] for _ in range(ENVS)] for choice in ALL
+        }
         self.segments: list[list[list[int]]] = [[[]] for _ in range(ENVS)]
         self.potentials: list[list[float | None]] = [[] for _ in range(ENVS)]
         self.charged: list[tuple[int, int, bool]] = []
@@ -141,10 +160,24 @@ class Episode:
         """What a trainer does with a step."""
         zero, rewards = torch.zeros(ENVS), torch.tensor(result.rewards)
         obs = PolicyObservation(zero[:, None], torch.zeros(ENVS, 3, 1), torch.full((ENVS, 3), -1))
-        taken = PolicyStep(actions=torch.tensor([IRRELEVANT_VALUES] * ENVS), head_log_probs=torch.zeros(ENVS, 8), log_prob=zero,
-                           value=zero, op_probs=torch.zeros(ENVS, 6), hidden=None)
-        self.buffer.add(obs, seen.masks, taken, reward=rewards, reset=reset, epsilon=0.0, valid=torch.tensor(result.valid),
-                        terminal=torch.full((ENVS,), seen.epoch == EPOCHS))
+        taken = PolicyStep(
+            actions=torch.tensor([IRRELEVANT_VALUES] * ENVS),
+            head_log_probs=torch.zeros(ENVS, 8),
+            log_prob=zero,
+            value=zero,
+            op_probs=torch.zeros(ENVS, 6),
+            hidden=None,
+        )
+        self.buffer.add(
+            obs,
+            seen.masks,
+            taken,
+            reward=rewards,
+            reset=reset,
+            epsilon=0.0,
+            valid=torch.tensor(result.valid),
+            terminal=torch.full((ENVS,), seen.epoch == EPOCHS),
+        )
 
     def paid(self, choice: Choice, env: int) -> list[float]:
         return [sum(row.values()) for row in self.rows[choice][env]]
@@ -156,14 +189,18 @@ def episode() -> Episode:
 
 
 def test_the_story_is_worth_telling(episode: Episode) -> None:
-    """Every operation happened, seeds were planted again after prunes, rollbacks fell into segments of several decisions."""
-    assert {outcome.effective_op for result in episode.results for outcome in result.outcomes} == set(LifecycleOp)
+    """Every operation happened, seeds were planted again after prunes, rollbacks fell into segments of
+    several decisions."""
+    assert {outcome.effective_op for result in episode.results for outcome in result.outcomes} == set(
+        LifecycleOp
+    )
     assert max(outcome.germinated for outcome in episode.env.ledger.outcomes) > 3
     assert max(len(segment) for segments in episode.segments for segment in segments[:-1]) >= 7
 
 
 def test_components_travel_with_the_result(episode: Episode) -> None:
-    """Where an env was rolled back, they are what went to its last decision, and the step itself is paid nothing."""
+    """Where an env was rolled back, they are what went to its last decision, and the step itself is paid
+    nothing."""
     for result in episode.results:
         for valid, reward, paid in zip(result.valid, result.rewards, result.components, strict=True):
             assert reward == (paid.total if valid else 0.0)
@@ -173,7 +210,9 @@ def test_components_travel_with_the_result(episode: Episode) -> None:
 def test_the_outcome_totals_what_was_paid(episode: Episode) -> None:
     for outcome in episode.env.ledger.outcomes:
         unpaid = sum(0.15 for env, _, stored in episode.charged if env == outcome.env_id and not stored)
-        assert outcome.total_reward == pytest.approx(sum(episode.paid(ESCROW, outcome.env_id)) - unpaid, abs=1e-9)
+        assert outcome.total_reward == pytest.approx(
+            sum(episode.paid(ESCROW, outcome.env_id)) - unpaid, abs=1e-9
+        )
 
 
 def test_a_rollback_is_charged_to_the_last_decision_in_the_buffer(episode: Episode) -> None:
@@ -184,9 +223,13 @@ def test_a_rollback_is_charged_to_the_last_decision_in_the_buffer(episode: Episo
         if stored:
             assert data.terminal[env, int(data.valid[env, :length].nonzero()[-1])]
     for env in range(ENVS):
-        assert data.reward[env][data.valid[env]].tolist() == pytest.approx(episode.paid(ESCROW, env), abs=1e-6)
+        assert data.reward[env][data.valid[env]].tolist() == pytest.approx(
+            episode.paid(ESCROW, env), abs=1e-6
+        )
         paid = sum(row.get("rollback", 0.0) for row in episode.rows[ESCROW][env])
-        assert paid == pytest.approx(-0.15 * sum(e == env and stored for e, _, stored in episode.charged), abs=1e-12)
+        assert paid == pytest.approx(
+            -0.15 * sum(e == env and stored for e, _, stored in episode.charged), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("choice", [SHAPED, ESCROW])
@@ -194,13 +237,17 @@ def test_the_potential_telescopes(episode: Episode, choice: Choice) -> None:
     """In every segment, those that a rollback ended included, its discounted payments cancel."""
     for rows, segments in zip(episode.rows[choice], episode.segments, strict=True):
         for segment in segments:
-            assert sum(GAMMA ** k * rows[i]["potential"] for k, i in enumerate(segment)) == pytest.approx(0.0, abs=1e-9)
+            assert sum(GAMMA**k * rows[i]["potential"] for k, i in enumerate(segment)) == pytest.approx(
+                0.0, abs=1e-9
+            )
         assert max(abs(row["potential"]) for row in rows) > 0.05, "it does pay"
 
 
 def test_shaped_pays_the_change_of_the_reference_potential(episode: Episode) -> None:
     compared = 0
-    for rows, segments, potentials in zip(episode.rows[SHAPED], episode.segments, episode.potentials, strict=True):
+    for rows, segments, potentials in zip(
+        episode.rows[SHAPED], episode.segments, episode.potentials, strict=True
+    ):
         for segment in segments:
             for k, i in enumerate(segment[:-1]):  # the last one has Φ = 0 behind it
                 old, new = (potentials[i - 1] if k else 0.0), potentials[i]

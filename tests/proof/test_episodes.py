@@ -1,4 +1,5 @@
 """Episodes on numbered seeds: paired, exact, and told as they were."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -7,18 +8,20 @@ import pytest
 import torch
 
 from esper.leyline import EsperError, SeedStage
+from esper.proof import FlopMeter, play
+from esper.proof.episodes import HELD_OUT, TRAINING, finish_round, open_env, parse_task
 from esper.runtime.data import load_dataset
 from esper.runtime.tasks import draw_condition, get_task_spec
-from esper.simic.proof import FlopMeter, play
-from esper.simic.proof.episodes import HELD_OUT, TRAINING, finish_round, open_env, parse_task
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
-from simic.proof.worlds import IMPAIRED, SHIFT
+from proof.worlds import IMPAIRED, SHIFT
 
 MAKERS = {
     "wait": lambda envs: AlwaysWait(),
     "random": lambda envs: RandomValid(0, envs),
-    "schedule": lambda envs: FixedSchedule([[Planting(1, 0, "conv_light"), Planting(2, 1, "norm")]] * len(envs)),
+    "schedule": lambda envs: FixedSchedule(
+        [[Planting(1, 0, "conv_light"), Planting(2, 1, "norm")]] * len(envs)
+    ),
 }
 
 
@@ -49,8 +52,12 @@ def test_all_policies_meet_the_same_networks_and_data():
     task, first = parse_task(SHIFT), {}
     for name, make in MAKERS.items():
         watching = []
-        play(task, lambda envs, make=make, watching=watching: watching.append(Watching(make(envs))) or watching[-1],
-             root_seed=HELD_OUT, seeds=range(3))
+        play(
+            task,
+            lambda envs, make=make, watching=watching: watching.append(Watching(make(envs))) or watching[-1],
+            root_seed=HELD_OUT,
+            seeds=range(3),
+        )
         first[name] = watching[0].seen[0]
     for other in ("random", "schedule"):
         assert torch.equal(first["wait"].base, first[other].base)
@@ -60,7 +67,9 @@ def test_all_policies_meet_the_same_networks_and_data():
 
 def test_roots_have_nothing_in_common():
     task = parse_task(SHIFT)
-    held_out, training = (play(task, MAKERS["wait"], root_seed=root, seeds=range(3)) for root in (HELD_OUT, TRAINING))
+    held_out, training = (
+        play(task, MAKERS["wait"], root_seed=root, seeds=range(3)) for root in (HELD_OUT, TRAINING)
+    )
     assert [p.outcome.objective for p in held_out] != [p.outcome.objective for p in training]
     with pytest.raises(EsperError):
         TrainingConfig(seed=HELD_OUT)
@@ -73,7 +82,9 @@ def test_the_record_is_what_happened():
         assert ops["GERMINATE"] == played.outcome.germinated == 2
         assert ops["FOSSILIZE"] == played.outcome.fossilized == len(played.fossils) > 0
         assert [(d.epoch, d.slot, d.blueprint) for d in played.decisions if d.op == "GERMINATE"] == [
-            (1, "r0c0", "conv_light"), (2, "r0c1", "norm")]
+            (1, "r0c0", "conv_light"),
+            (2, "r0c1", "norm"),
+        ]
         assert {(f.slot, f.blueprint) for f in played.fossils} <= {("r0c0", "conv_light"), ("r0c1", "norm")}
         assert played.condition == draw_condition(task, HELD_OUT, 0, played.seed)
     for played in play(task, MAKERS["random"], root_seed=HELD_OUT, seeds=range(3)):
@@ -88,7 +99,8 @@ def test_flops_are_those_of_every_epoch():
 
 
 def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
-    """One seed fossilized, one alive at the end: the plain module, with the first alone, on images normalised here."""
+    """One seed fossilized, one alive at the end: the plain module, with the first alone, on images normalised
+    here."""
     task = parse_task(IMPAIRED.replace("episode_length=8", "episode_length=12"))
     env = open_env(task, [0, 1], root_seed=HELD_OUT, rows=8)
     env.begin_round(0)
@@ -97,7 +109,9 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
     data = load_dataset("digits")
     images = (data.test_x.float() / data.scale - data.mean[0]) / data.std[0]
     for member, one in zip(env.envs, played, strict=True):
-        assert [r.stage for r in member.model.reports().values() if r.stage is SeedStage.FOSSILIZED] == [SeedStage.FOSSILIZED]
+        assert [r.stage for r in member.model.reports().values() if r.stage is SeedStage.FOSSILIZED] == [
+            SeedStage.FOSSILIZED
+        ]
         found = member.model.export()(images).argmax(-1) == data.test_y
         assert one.test_accuracy == pytest.approx(100 * found.double().mean().item(), abs=1e-9)
         assert one.outcome.germinated == 2
@@ -106,15 +120,26 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
 
 def test_tasks_with_other_sizes():
     task = parse_task("digits_shift:base=8,episode_length=12")
-    assert (task.host["base"], task.episode_length, task.name) == (8, 12, "digits_shift:base=8,episode_length=12")
+    assert (task.host["base"], task.episode_length, task.name) == (
+        8,
+        12,
+        "digits_shift:base=8,episode_length=12",
+    )
     assert parse_task(task.name) == task
     assert parse_task("digits_shift") is get_task_spec("digits_shift")
 
 
-@pytest.mark.parametrize(("text", "told"), [
-    ("digits_nothing", "digits_shift"), ("digits_shift:width=3", "'width=3'.*base"), ("digits_shift:base=wide", "'base=wide'"),
-    ("digits_shift:base", "'base'"), ("digits_shift:population=3", "population"), ("digits_shift:val_size=0", "val_size is 0"),
-])
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("digits_nothing", "digits_shift"),
+        ("digits_shift:width=3", "'width=3'.*base"),
+        ("digits_shift:base=wide", "'base=wide'"),
+        ("digits_shift:base", "'base'"),
+        ("digits_shift:population=3", "population"),
+        ("digits_shift:val_size=0", "val_size is 0"),
+    ],
+)
 def test_tasks_that_cannot_be(text, told):
     with pytest.raises(EsperError, match=told):
         parse_task(text)

@@ -1,19 +1,20 @@
 """Policies by name and file, and how a learned one acts in a comparison."""
+
 from __future__ import annotations
 
 import orjson
 import pytest
 import torch
 
+from esper._archive import read_archive
 from esper.leyline import EsperError, StructureError
+from esper.proof import load_policy, play, policies, ship_policy
+from esper.proof.episodes import HELD_OUT, parse_task
+from esper.proof.policies import Acting, shipped_policies, simple_makers
 from esper.scripts.config import make_parser, parse
-from esper.simic.proof import load_policy, play, policies, ship_policy
-from esper.simic.proof.episodes import HELD_OUT, parse_task
-from esper.simic.proof.policies import Acting, shipped_policies, simple_makers
 from esper.tamiyo import RecurrentPolicy
-from esper.tamiyo.policy import read_archive
+from proof.worlds import SHIFT, policy, policy_file
 from run_helpers import train
-from simic.proof.worlds import SHIFT, policy, policy_file
 
 
 def same(one: RecurrentPolicy, other: RecurrentPolicy) -> bool:
@@ -82,13 +83,20 @@ def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
         load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
 
 
-# -- acting ----------------------------------------------------------------------------------------------------------------------
+# -- acting --------------------------------------------------------------------------------------------------
 
 
 def decisions(**options):
     task, root = parse_task(SHIFT), options.pop("root_seed", HELD_OUT)
-    return [p.decisions for p in play(task, lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
-                                      root_seed=HELD_OUT, seeds=range(4))]
+    return [
+        p.decisions
+        for p in play(
+            task,
+            lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
+            root_seed=HELD_OUT,
+            seeds=range(4),
+        )
+    ]
 
 
 def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
@@ -104,7 +112,8 @@ def test_shuffled_observations_change_what_is_done():
 
 
 def test_each_env_sees_its_neighbour():
-    """Under shuffling, env i is shown the observation of env i − 1, and the policy answers as it would to that."""
+    """Under shuffling, env i is shown the observation of env i − 1, and the policy answers as it would to
+    that."""
     shown = []
 
     class Mirror(RecurrentPolicy):
@@ -114,8 +123,14 @@ def test_each_env_sees_its_neighbour():
 
     task = parse_task(SHIFT)
     for shuffled in (False, True):
-        play(task, lambda envs, s=shuffled: Acting(Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s),
-             root_seed=HELD_OUT, seeds=range(4))
+        play(
+            task,
+            lambda envs, s=shuffled: Acting(
+                Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s
+            ),
+            root_seed=HELD_OUT,
+            seeds=range(4),
+        )
     assert torch.equal(shown[8], shown[0][[3, 0, 1, 2]])
 
 

@@ -1,9 +1,11 @@
-"""One network grown by a policy, kept in a directory: structure and weights, the plain module, and how it came to be.
+"""One network grown by a policy, kept in a directory: structure and weights, the plain module, and how it
+came to be.
 
-    structure.json, weights.safetensors   the network, for `load_network`
-    plain.pt2                             the same without Esper, for `torch.export.load`
-    grown.json                            task, policy, seed, decisions, figures
+structure.json, weights.safetensors   the network, for `load_network`
+plain.pt2                             the same without Esper, for `torch.export.load`
+grown.json                            task, policy, seed, decisions, figures
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -13,21 +15,23 @@ from typing import Any
 import orjson
 import torch
 
+from esper._files import write_atomic
 from esper.kasmina import MorphogeneticModel, NetworkRow, load_network, save_network
 from esper.leyline import EsperError, check_number
-from esper.leyline.files import write_atomic
+from esper.proof.episodes import Maker, Played, finish_round, parse_task, populations, split_of
+from esper.proof.flops import FlopMeter
+from esper.proof.policies import Acting, load_policy, simple_makers
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec
-from esper.simic.proof.episodes import Maker, Played, finish_round, parse_task, populations, split_of
-from esper.simic.proof.flops import FlopMeter
-from esper.simic.proof.policies import Acting, load_policy, simple_makers
 
 RECORD, PLAIN = "grown.json", "plain.pt2"
 
 
-def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, sample: bool = False,
-         advance: Any = None) -> Played:
-    """Train one network from this root seed under a policy (by name or file, or heuristic, random, wait) and keep it."""
+def grow(
+    task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, sample: bool = False, advance: Any = None
+) -> Played:
+    """Train one network from this root seed under a policy (by name or file, or heuristic, random, wait) and
+    keep it."""
     check_number("grow", "seed", seed, integer=True)
     makers = simple_makers(task, seed)
     make: Maker | None = (makers | {"wait": makers["static"]}).get(policy)
@@ -41,14 +45,20 @@ def grow(task: TaskSpec, policy: str, out: str | Path, *, seed: int = 0, sample:
     save_network(directory, model)
     export(model, directory / PLAIN)
     record = {"task": task.name, "policy": policy, "root_seed": seed, "sample": sample, **asdict(played)}
-    write_atomic(directory / RECORD, orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    write_atomic(
+        directory / RECORD, orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
     return played
 
 
 def export(model: MorphogeneticModel, path: Path) -> None:
-    """The network as a program of torch that takes any batch size; weights are raw bytes, the graph is JSON."""
-    program = torch.export.export(NetworkRow(model).export(), (model.host.example_input(2),),
-                                  dynamic_shapes=({0: torch.export.Dim("batch")},))
+    """The network as a program of torch that takes any batch size; weights are raw bytes, the graph is
+    JSON."""
+    program = torch.export.export(
+        NetworkRow(model).export(),
+        (model.host.example_input(2),),
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
     program.example_inputs = None  # the one part that would be stored as a pickled tensor
     torch.export.save(program, path)
 

@@ -1,4 +1,5 @@
 """FLOPs against counts by hand."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,8 +8,8 @@ import pytest
 
 from esper.kasmina import MorphogeneticModel, NetworkRow
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
+from esper.proof import FlopMeter
 from esper.runtime.tasks import get_task_spec
-from esper.simic.proof import FlopMeter
 from helpers import EAGER, bring
 
 
@@ -17,7 +18,8 @@ def conv(pixels: int, inputs: int, outputs: int, kernel: int) -> int:
 
 
 HOST = [conv(64, 1, 2, 1), 0, conv(16, 2, 4, 1), 0, conv(4, 4, 8, 1), 0, 2 * 8 * 10]
-"""digits_impaired: three blocks of 1×1 kernels, 2, 4 and 8 channels wide, on 8×8, 4×4 and 2×2 pixels; a pooling after each."""
+"""digits_impaired: three blocks of 1×1 kernels, 2, 4 and 8 channels wide, on 8×8, 4×4 and 2×2 pixels; a
+pooling after each."""
 LIGHT = {"r0c0": conv(64, 2, 2, 3), "r0c1": conv(16, 4, 4, 3), "r0c2": conv(4, 8, 8, 3)}
 
 
@@ -61,7 +63,9 @@ def test_straight_through_adds_the_seed_only():
     assert per_sample(meter, model) == 3 * (sum(HOST) + LIGHT["r0c1"])
 
 
-@pytest.mark.parametrize(("blueprint", "flops"), [("norm", 0), ("depthwise", conv(16, 1, 4, 3) + conv(16, 4, 4, 1))])
+@pytest.mark.parametrize(
+    ("blueprint", "flops"), [("norm", 0), ("depthwise", conv(16, 1, 4, 3) + conv(16, 4, 4, 1))]
+)
 def test_other_seeds(blueprint, flops):
     meter, model = network()
     bring(model, "r0c1", blueprint, SeedStage.FOSSILIZED)
@@ -79,6 +83,8 @@ def test_attention_is_counted():
     task = get_task_spec("sotu")
     spec = task.outline.spec()
     tokens, width = spec["context"], spec["features"]
-    block = 2 * tokens * width * width * (4 + 8) + 2 * 2 * tokens * tokens * width  # projections and MLP; scores and values
+    block = (
+        2 * tokens * width * width * (4 + 8) + 2 * 2 * tokens * tokens * width
+    )  # projections and MLP; scores and values
     output = 2 * tokens * width * spec["vocabulary"]
     assert FlopMeter(task).segments == [block] * 3 + [output]

@@ -1,4 +1,5 @@
 """Files that are whole or not there."""
+
 from __future__ import annotations
 
 import os

@@ -2,6 +2,7 @@
 
 Randomness comes from a fixed stream, so that the same figures give the same interval.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -42,26 +43,38 @@ def interquartile_mean(samples: npt.NDArray[np.float64]) -> npt.NDArray[np.float
     return np.asarray(ordered @ (weights / weights.sum()))
 
 
-def estimate(samples: Sequence[float] | npt.NDArray[np.float64], *, strata: Sequence[int] | None = None,
-             statistic: Statistic = mean) -> Estimate:
-    """A statistic of a sample with its percentile bootstrap interval; resampled within each stratum, if there are any. Of
-    [N, K] figures the K of one unit, which may depend on each other, are drawn together."""
+def estimate(
+    samples: Sequence[float] | npt.NDArray[np.float64],
+    *,
+    strata: Sequence[int] | None = None,
+    statistic: Statistic = mean,
+) -> Estimate:
+    """A statistic of a sample with its percentile bootstrap interval; resampled within each stratum, if there
+    are any. Of [N, K] figures the K of one unit, which may depend on each other, are drawn together."""
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim not in (1, 2) or not values.size or not np.isfinite(values).all():
-        raise EsperError(f"an estimate needs finite numbers, [N] or [N, K], got shape {values.shape} with "
-                         f"{np.count_nonzero(~np.isfinite(values))} that are not finite")
+        raise EsperError(
+            f"an estimate needs finite numbers, [N] or [N, K], got shape {values.shape} with "
+            f"{np.count_nonzero(~np.isfinite(values))} that are not finite"
+        )
     groups = np.zeros(len(values), dtype=np.int64) if strata is None else np.asarray(strata)
     if groups.shape != values.shape[:1]:
         raise EsperError(f"{len(groups)} strata for {len(values)} samples")
     rng = np.random.default_rng(stream_seed(0, "sampling", len(values)))
-    drawn = [values[members][rng.integers(len(members), size=(RESAMPLES, len(members)))].reshape(RESAMPLES, -1)
-             for members in (np.flatnonzero(groups == group) for group in np.unique(groups))]
+    drawn = [
+        values[members][rng.integers(len(members), size=(RESAMPLES, len(members)))].reshape(RESAMPLES, -1)
+        for members in (np.flatnonzero(groups == group) for group in np.unique(groups))
+    ]
     low, high = np.quantile(statistic(np.concatenate(drawn, 1)), (0.025, 0.975))
     return Estimate(float(statistic(values.reshape(1, -1))[0]), float(low), float(high))
 
 
-def paired(one: Sequence[float] | npt.NDArray[np.float64], other: Sequence[float] | npt.NDArray[np.float64], *,
-           statistic: Statistic = mean) -> Estimate:
+def paired(
+    one: Sequence[float] | npt.NDArray[np.float64],
+    other: Sequence[float] | npt.NDArray[np.float64],
+    *,
+    statistic: Statistic = mean,
+) -> Estimate:
     """The estimate of one − other, pair by pair."""
     a, b = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
     if a.shape != b.shape:

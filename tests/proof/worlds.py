@@ -1,4 +1,5 @@
 """Small worlds and untrained policies for the tests of comparisons."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,5 @@
 """The search for the best schedule: its budget, its choice, its file."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,12 +8,19 @@ import orjson
 import pytest
 
 from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
+from esper.proof import play, search_schedules
+from esper.proof.episodes import TRAINING, parse_task
+from esper.proof.search import (
+    draw_schedules,
+    load_schedules,
+    neighbours,
+    patterns,
+    refine_schedules,
+    save_schedules,
+)
 from esper.runtime.tasks import get_task_spec
-from esper.simic.proof import play, search_schedules
-from esper.simic.proof.episodes import TRAINING, parse_task
-from esper.simic.proof.search import draw_schedules, load_schedules, neighbours, patterns, refine_schedules, save_schedules
 from esper.tamiyo import FixedSchedule, Planting
-from simic.proof.worlds import IMPAIRED
+from proof.worlds import IMPAIRED
 
 SIZES = "episode_length=3,steps_per_epoch=1,val_size=24,batch_size=8"
 TINY, PLAIN = f"digits_shift:{SIZES}", f"digits_impaired:{SIZES}"
@@ -25,7 +33,8 @@ def test_every_env_follows_its_own_schedule():
     played = play(task, lambda envs: FixedSchedule([plans[env] for env in envs]), root_seed=0, seeds=range(3))
     for plan, one in zip(plans, played, strict=True):
         assert [(d.epoch, d.slot, d.blueprint) for d in one.decisions if d.op == "GERMINATE"] == [
-            (p.epoch, task.slots[p.slot], p.blueprint) for p in plan]
+            (p.epoch, task.slots[p.slot], p.blueprint) for p in plan
+        ]
 
 
 def test_the_grid_is_wide_and_fits_the_task():
@@ -97,11 +106,13 @@ def test_neighbours_differ_in_one_seed():
     for one in near:
         assert [p.epoch for p in one] == list(range(4, 4 + len(one)))
         assert len({p.slot for p in one}) == len(one)
-    # One less: 2. Elsewhere or of another kind: each seed in its own slot (3 kinds) or in the free one (4). One more: 4.
+    # One less: 2. Elsewhere or of another kind: each seed in its own slot (3 kinds) or in the free one (4).
+    # One more: 4.
     assert len(near) == 2 + 2 * (3 + 4) + 4
     assert all(len(mine - set(one)) <= 1 and len(set(one) - mine) <= 1 for one in others)
     assert {tuple(p.style for p in one) for one in set(neighbours(task, plan)) - set(near)} == {
-        (style, style) for style in GerminationStyle if style is not plan[0].style}
+        (style, style) for style in GerminationStyle if style is not plan[0].style
+    }
     linear = tuple(replace(p, style=GerminationStyle.LINEAR_ADD) for p in plan)
     assert all(p.style is linear[0].style for one in neighbours(task, linear)[:5] for p in one)
     assert len(neighbours(task, ())) == 3 * len(kinds)
@@ -117,8 +128,13 @@ def test_a_winner_is_refined_on_networks_of_its_own():
     assert better.best.env_steps == found.best.env_steps + steps["refine"]
     assert better.best.seeds == 12  # half a population and a whole one
     met = range(1_000_000, 1_000_012)
-    played = play(task, lambda envs: FixedSchedule([better.best.schedule] * len(envs)), root_seed=TRAINING, seeds=met,
-                  population=8)
+    played = play(
+        task,
+        lambda envs: FixedSchedule([better.best.schedule] * len(envs)),
+        root_seed=TRAINING,
+        seeds=met,
+        population=8,
+    )
     assert better.best.objective == pytest.approx(sum(one.outcome.objective for one in played) / 12)
     assert refine_schedules(task, found, population=8) == better
 
@@ -134,15 +150,18 @@ def test_patterns_are_refined_each_alone():
 
 @pytest.mark.slow
 def test_it_finds_the_seed_that_pays():
-    """One plan is far better than not growing: where waiting costs nothing and a grown network reads digits, it must win."""
+    """One plan is far better than not growing: where waiting costs nothing and a grown network reads digits,
+    it must win."""
     task = parse_task("digits_impaired:episode_length=16,steps_per_epoch=8")
-    task = replace(task, objective=ObjectiveConfig(size_price=0.0, waste_price=0.0), blueprints=("conv_light",))
+    task = replace(
+        task, objective=ObjectiveConfig(size_price=0.0, waste_price=0.0), blueprints=("conv_light",)
+    )
     found = search_schedules(task, 16 * 4 * 3 * 9, candidates=8, population=8)
     assert found.best.schedule
     assert found.best.gain > 0.05
 
 
-# -- files -----------------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +181,22 @@ def test_what_was_found_survives_its_file(found, tmp_path):
     content = orjson.loads((tmp_path / "s.json").read_bytes())
     assert content["command"] == "esper prove …"
     assert content["best"]["schedule"][0] == {
-        "epoch": 2, "slot": "r0c1", "blueprint": "norm", "style": "SIGMOID_ADD"}
+        "epoch": 2,
+        "slot": "r0c1",
+        "blueprint": "norm",
+        "style": "SIGMOID_ADD",
+    }
 
 
-@pytest.mark.parametrize(("change", "told"), [
-    ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"), ({"kind": "other"}, "kind is 'other'"),
-    ({"best": {"schedule": []}}, "does not hold schedules"), ({"best": None}, "does not hold schedules"),
-])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"),
+        ({"kind": "other"}, "kind is 'other'"),
+        ({"best": {"schedule": []}}, "does not hold schedules"),
+        ({"best": None}, "does not hold schedules"),
+    ],
+)
 def test_files_that_do_not_fit_are_refused(change, told, found, tmp_path):
     task, path = parse_task(TINY), tmp_path / "s.json"
     save_schedules(path, found, task, "")
@@ -179,7 +207,9 @@ def test_files_that_do_not_fit_are_refused(change, told, found, tmp_path):
 
 def test_a_slot_of_another_host_is_refused(found, tmp_path):
     task, path = parse_task(TINY), tmp_path / "s.json"
-    save_schedules(path, replace(found, best=replace(found.best, schedule=(Planting(1, 0, "norm"),))), task, "")
+    save_schedules(
+        path, replace(found, best=replace(found.best, schedule=(Planting(1, 0, "norm"),))), task, ""
+    )
     path.write_bytes(path.read_bytes().replace(b'"r0c0"', b'"r0c7"'))
     with pytest.raises(EsperError, match=r"r0c7.*allowed: r0c0"):
         load_schedules(path, task)
@@ -193,10 +223,17 @@ def test_no_file_and_no_json(tmp_path):
         load_schedules(tmp_path / "bad.json", parse_task(TINY))
 
 
-@pytest.mark.parametrize(("budget", "options", "told"), [
-    (100, {}, "too few.*or more"), (3, {}, "too few"), (0, {}, "budget_env_steps is 0"), (-5, {}, "budget_env_steps is -5"),
-    (150, {"candidates": 0}, "candidates is 0"), (10**6, {"candidates": 10**4}, "too many"),
-])
+@pytest.mark.parametrize(
+    ("budget", "options", "told"),
+    [
+        (100, {}, "too few.*or more"),
+        (3, {}, "too few"),
+        (0, {}, "budget_env_steps is 0"),
+        (-5, {}, "budget_env_steps is -5"),
+        (150, {"candidates": 0}, "candidates is 0"),
+        (10**6, {"candidates": 10**4}, "too many"),
+    ],
+)
 def test_bad_budgets(budget, options, told):
     with pytest.raises(EsperError, match=told):
         search_schedules(parse_task(TINY), budget, **FEW | options)

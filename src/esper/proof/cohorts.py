@@ -1,6 +1,7 @@
-"""Who is compared: networks that start with what a policy grew, hosts that were given the same size or the same FLOPs, and two
-rulers for tasks that cripple blocks. The oracle is told what is crippled; the probe reads it off an early observation.
-"""
+"""Who is compared: networks that start with what a policy grew, hosts that were given the same size or the
+same FLOPs, and two rulers for tasks that cripple blocks. The oracle is told what is crippled; the probe reads
+it off an early observation."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,9 @@ from esper.leyline import (
     objective,
     stream_seed,
 )
+from esper.proof.episodes import TRAINING, Fossil, Maker, Played, populations
+from esper.proof.search import Pattern, Schedule, Schedules
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.proof.episodes import TRAINING, Fossil, Maker, Played, populations
-from esper.simic.proof.search import Pattern, Schedule, Schedules
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.vector_env import VectorEnv
 from esper.tamiyo import FixedSchedule
@@ -36,14 +37,21 @@ RIDGE = 10.0
 
 
 def with_fossils(fossils: Mapping[int, Sequence[Fossil]]) -> Callable[[VectorEnv], None]:
-    """Prepares fresh networks, by seed: these seeds are there, fossilized at alpha 1, and learn from the first epoch."""
+    """Prepares fresh networks, by seed: these seeds are there, fossilized at alpha 1, and learn from the
+    first epoch."""
+
     def plant(env: VectorEnv) -> None:
         for member in env.envs:
             mine = fossils[member.env_idx]
             for number, fossil in enumerate(mine):
                 member.model.germinate(
-                    fossil.slot, fossil.blueprint, algorithm=AlphaAlgorithm[fossil.algorithm],
-                    init_seed=stream_seed(env.rules.root_seed, "germination", env.episode, member.env_idx, number))
+                    fossil.slot,
+                    fossil.blueprint,
+                    algorithm=AlphaAlgorithm[fossil.algorithm],
+                    init_seed=stream_seed(
+                        env.rules.root_seed, "germination", env.episode, member.env_idx, number
+                    ),
+                )
             snapshot = member.model.snapshot()
             for seed in snapshot.seeds.values():
                 seed["stage"] = int(SeedStage.FOSSILIZED)
@@ -58,7 +66,9 @@ def with_fossils(fossils: Mapping[int, Sequence[Fossil]]) -> Callable[[VectorEnv
 def widened(task: TaskSpec, params: float) -> TaskSpec:
     """The task with the CNN host, at least as wide as its own, whose parameters are nearest to so many."""
     if not isinstance(task.outline, CNNHost):
-        raise EsperError(f"task {task.name!r} has a {task.topology} host; allowed: cnn, which has a width to change")
+        raise EsperError(
+            f"task {task.name!r} has a {task.topology} host; allowed: cnn, which has a width to change"
+        )
     at, best = task.outline.base, task
     while True:
         at += 1
@@ -71,14 +81,29 @@ def widened(task: TaskSpec, params: float) -> TaskSpec:
 def priced(played: Played, task: TaskSpec) -> Played:
     """An episode of a widened host as one of the task's own: what the host has more counts as added."""
     end, added = played.outcome, played.outcome.host_params - task.host_params
-    return replace(played, outcome=replace(end, host_params=task.host_params, added_params=added, objective=objective(
-        task.objective, committed_accuracy=end.committed_accuracy / 100.0, added_params=added, host_params=task.host_params,
-        wasted_seeds=end.germinated - end.fossilized, rollbacks=end.rollbacks)))
+    return replace(
+        played,
+        outcome=replace(
+            end,
+            host_params=task.host_params,
+            added_params=added,
+            objective=objective(
+                task.objective,
+                committed_accuracy=end.committed_accuracy / 100.0,
+                added_params=added,
+                host_params=task.host_params,
+                wasted_seeds=end.germinated - end.fossilized,
+                rollbacks=end.rollbacks,
+            ),
+        ),
+    )
 
 
 def oracle(task: TaskSpec, by_pattern: Mapping[Pattern, Schedule], root_seed: int) -> Maker:
     """Follows the schedule for the pattern that each seed has drawn."""
-    return lambda envs: FixedSchedule([by_pattern[draw_condition(task, root_seed, 0, env).crippled] for env in envs])
+    return lambda envs: FixedSchedule(
+        [by_pattern[draw_condition(task, root_seed, 0, env).crippled] for env in envs]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +125,9 @@ def flat(obs: PolicyObservation) -> Array:
     return torch.cat([obs.base, obs.slots.flatten(1)], 1).double().cpu().numpy()
 
 
-def fit_probe(task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance: Callable[[int], None] = lambda _: None) -> Probe:
+def fit_probe(
+    task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance: Callable[[int], None] = lambda _: None
+) -> Probe:
     """Ridge regression on what is observed after the first epoch, on training seeds."""
     seen = []
     for env in populations(task, range(seeds), root_seed=root_seed):
@@ -114,7 +141,11 @@ def fit_probe(task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance:
     mean, scale = features.mean(0), features.std(0) + 1e-6
     x = np.concatenate([(features - mean) / scale, np.ones((len(features), 1))], 1)
     crippled = np.array([draw_condition(task, root_seed, 0, seed).crippled for seed in range(seeds)])
-    return Probe(mean, scale, np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ np.where(crippled, 1.0, -1.0)))
+    return Probe(
+        mean,
+        scale,
+        np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ np.where(crippled, 1.0, -1.0)),
+    )
 
 
 class Probing(Memoryless):
@@ -124,7 +155,7 @@ class Probing(Memoryless):
         self.probe, self.by_pattern = probe, by_pattern
         self.begin(0)
 
-    def begin(self, envs: int) -> None:  # noqa: ARG002
+    def begin(self, envs: int) -> None:
         self._seen: list[Pattern] = []
 
     def state(self) -> dict[str, Any]:
@@ -137,15 +168,20 @@ class Probing(Memoryless):
     def _follow(self, seen: list[Pattern]) -> None:
         self._seen, self._following = seen, FixedSchedule([self.by_pattern[pattern] for pattern in seen])
 
-    def act(self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False) -> PolicyStep:  # noqa: ARG002
+    def act(
+        self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
+    ) -> PolicyStep:
         if not self._seen:
             self._follow(self.probe(flat(obs)))
         return self._following.act(obs, None, masks)
 
 
 def teacher(task: TaskSpec, schedules: Schedules, envs: int, probe_seeds: int = 256) -> PolicyProtocol:
-    """Who knows what was found for a task: it follows the schedule of the pattern that the probe sees, or the best of all."""
+    """Who knows what was found for a task: it follows the schedule of the pattern that the probe sees, or the
+    best of all."""
     if not schedules.by_pattern:
         return FixedSchedule([schedules.best.schedule] * envs)
-    return Probing(fit_probe(task, probe_seeds, root_seed=schedules.root_seed),
-                   {pattern: found.schedule for pattern, found in schedules.by_pattern.items()})
+    return Probing(
+        fit_probe(task, probe_seeds, root_seed=schedules.root_seed),
+        {pattern: found.schedule for pattern, found in schedules.by_pattern.items()},
+    )

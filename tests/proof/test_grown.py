@@ -1,4 +1,5 @@
 """One network grown and kept: what was printed, what is stored, what runs without Esper."""
+
 from __future__ import annotations
 
 import shutil
@@ -10,12 +11,12 @@ import torch
 
 from esper.kasmina import load_network
 from esper.leyline import EsperError, StructureError
+from esper.proof import play
+from esper.proof.episodes import parse_task
+from esper.proof.grown import PLAIN, RECORD, evaluate, grow
+from esper.proof.policies import simple_makers
 from esper.runtime.data import load_dataset
-from esper.simic.proof import play
-from esper.simic.proof.episodes import parse_task
-from esper.simic.proof.grown import PLAIN, RECORD, evaluate, grow
-from esper.simic.proof.policies import simple_makers
-from simic.proof.worlds import SHIFT, policy_file
+from proof.worlds import SHIFT, policy_file
 
 TASK = "digits_impaired:episode_length=12,steps_per_epoch=6,val_size=64"
 
@@ -29,7 +30,12 @@ def kept(tmp_path_factory):
 def test_it_grew_and_was_kept(kept):
     directory, played = kept
     assert played.fossils
-    assert {path.name for path in directory.iterdir()} == {"structure.json", "weights.safetensors", PLAIN, RECORD}
+    assert {path.name for path in directory.iterdir()} == {
+        "structure.json",
+        "weights.safetensors",
+        PLAIN,
+        RECORD,
+    }
     model, _ = load_network(directory)
     assert model.population == 1
     assert model.total_params() == played.outcome.host_params + played.outcome.added_params
@@ -54,9 +60,13 @@ def test_the_plain_module_is_the_same_network(kept):
         hits = module(images).argmax(-1) == data.test_y
     assert 100 * hits.double().mean().item() == pytest.approx(played.test_accuracy, abs=1e-9)
     with zipfile.ZipFile(directory / PLAIN) as archive:
-        weights = [entry for entry in archive.namelist() if "/weights/" in entry and not entry.endswith("json")]
+        weights = [
+            entry for entry in archive.namelist() if "/weights/" in entry and not entry.endswith("json")
+        ]
         assert weights
-        assert not any(archive.read(entry).startswith((b"PK", b"\x80")) for entry in weights), "raw bytes, not pickles"
+        assert not any(archive.read(entry).startswith((b"PK", b"\x80")) for entry in weights), (
+            "raw bytes, not pickles"
+        )
 
 
 def test_it_is_the_episode_that_the_policy_plays(kept):

@@ -1,4 +1,5 @@
 """Growth sensors against brute force: a zero layer really inserted into a plain torch network."""
+
 from __future__ import annotations
 
 import pytest
@@ -13,7 +14,16 @@ from esper.kasmina.layers import PopulationLayer
 from esper.leyline import EsperError, Incubation, SeedStage, Topology
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.simic.telemetry import GrowthProbe, GrowthSensors
-from helpers import all_tensors, bring, differing, make, network_batch, population_batch, same_bits, train_step
+from helpers import (
+    all_tensors,
+    bring,
+    differing,
+    make,
+    network_batch,
+    population_batch,
+    same_bits,
+    train_step,
+)
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -35,7 +45,8 @@ def plain(layer: nn.Module | Tensor, row: int) -> nn.Module:
 
 
 class PlainCNN:
-    """One row as anyone would write it: training mode, ordinary layers, and a zero convolution beside one slot."""
+    """One row as anyone would write it: training mode, ordinary layers, and a zero convolution beside one
+    slot."""
 
     def __init__(self, model: MorphogeneticModel, row: int) -> None:
         host = model.host
@@ -49,7 +60,10 @@ class PlainCNN:
             if seed is not None and seed.is_blended:
                 bank = model.slot(slot_id).banks["conv_light"]
                 assert isinstance(bank, ConvLight)
-                self.seeds[slot_id] = seed.alpha.alpha, [plain(layer, row) for layer in (bank.conv, bank.norm, bank.gamma)]
+                self.seeds[slot_id] = (
+                    seed.alpha.alpha,
+                    [plain(layer, row) for layer in (bank.conv, bank.norm, bank.gamma)],
+                )
 
     def host_norm(self, x: Tensor, y: Tensor) -> Tensor:
         parameters = [p for conv, norm in self.blocks for p in (*conv.parameters(), *norm.parameters())]
@@ -71,7 +85,9 @@ class PlainCNN:
                     boundary = x
         return F.cross_entropy(self.head(x.mean((2, 3))), y), boundary
 
-    def sense(self, x: Tensor, y: Tensor, slot_id: str, channels: int, host_rms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sense(
+        self, x: Tensor, y: Tensor, slot_id: str, channels: int, host_rms: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         zero = nn.Conv2d(channels, channels, 3, padding=1, bias=False, dtype=x.dtype)
         nn.init.zeros_(zero.weight)
         loss, boundary = self.loss(x, y, slot_id, zero)
@@ -79,7 +95,11 @@ class PlainCNN:
         weight, at_boundary = torch.autograd.grad(loss, [zero.weight, boundary])
         centre = weight[:, :, 1, 1].norm()
         off_centre = (weight.square().sum() - centre.square()).clamp(min=0).sqrt()
-        return at_boundary.norm(), weight.norm() / (weight.numel() ** 0.5 * host_rms), off_centre / 8 ** 0.5 / centre
+        return (
+            at_boundary.norm(),
+            weight.norm() / (weight.numel() ** 0.5 * host_rms),
+            off_centre / 8**0.5 / centre,
+        )
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["dormant", "grown"])
@@ -98,7 +118,7 @@ def test_cnn_against_a_zero_convolution_in_a_plain_network(population: int, grow
     assert found.tap_ratio is not None
     assert found.packed().shape == (4, population, 6)
     for row, (network, xs, ys) in enumerate(rows):
-        rms = host_norm[row] / model.host_params ** 0.5
+        rms = host_norm[row] / model.host_params**0.5
         for i, slot_id in enumerate(model.slot_config.slot_ids):
             norm, score, ratio = network.sense(xs, ys, slot_id, model.slot(slot_id).channels, rms)
             assert close(found.boundary_norm[row, i], norm)
@@ -138,8 +158,10 @@ def test_mlp_against_a_zero_linear_layer_in_a_plain_network() -> None:
                 h = F.relu(layer(h))
                 if i == probed:
                     h = boundary = h + zero(h)
-            weight, at_boundary = torch.autograd.grad(F.cross_entropy(head(h), y[row]), [zero.weight, boundary])
-            score = weight.norm() / (8 * host_norm[row] / model.host_params ** 0.5)
+            weight, at_boundary = torch.autograd.grad(
+                F.cross_entropy(head(h), y[row]), [zero.weight, boundary]
+            )
+            score = weight.norm() / (8 * host_norm[row] / model.host_params**0.5)
             assert close(found.boundary_norm[row, probed], at_boundary.norm())
             assert close(found.growth_score[row, probed], score)
 
@@ -147,16 +169,23 @@ def test_mlp_against_a_zero_linear_layer_in_a_plain_network() -> None:
 def test_transformer_against_an_inserted_zero_layer() -> None:
     model = make("transformer", 8, dtype=torch.float64)
     x, y = population_batch(model, 3)
-    zeros = {slot_id: torch.zeros(8, 8, 8, dtype=torch.float64, requires_grad=True) for slot_id in model.slot_config.slot_ids}
-    outputs = model.losses(x, y, probe=lambda slot, h, out: out + torch.einsum("pbtd,ped->pbte", h, zeros[slot])).outputs
+    zeros = {
+        slot_id: torch.zeros(8, 8, 8, dtype=torch.float64, requires_grad=True)
+        for slot_id in model.slot_config.slot_ids
+    }
+    outputs = model.losses(
+        x, y, probe=lambda slot, h, out: out + torch.einsum("pbtd,ped->pbte", h, zeros[slot])
+    ).outputs
     loss = F.cross_entropy(outputs.flatten(0, 2), y.flatten(), reduction="none").view(8, -1).mean(1).sum()
     weights = torch.autograd.grad(loss, list(zeros.values()))
     found = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64))
     for i, weight in enumerate(weights):
-        assert close(found.growth_score[:, i], weight.flatten(1).norm(dim=1) / 8 * model.host_params ** 0.5)
+        assert close(found.growth_score[:, i], weight.flatten(1).norm(dim=1) / 8 * model.host_params**0.5)
 
 
-def grown(topology: Topology, incubation: Incubation, dtype: torch.dtype) -> tuple[MorphogeneticModel, PopulationOptimizer]:
+def grown(
+    topology: Topology, incubation: Incubation, dtype: torch.dtype
+) -> tuple[MorphogeneticModel, PopulationOptimizer]:
     model = make(topology, 8, dtype=dtype, incubation=incubation)
     first, second = model.slot_config.slot_ids[:2]
     bring(model, first, "norm", SeedStage.BLENDING, row=2, stir=0.1)
@@ -165,7 +194,9 @@ def grown(topology: Topology, incubation: Incubation, dtype: torch.dtype) -> tup
     return model, PopulationOptimizer(model)
 
 
-def probed_step(model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Tensor, y: Tensor) -> GrowthSensors:
+def probed_step(
+    model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Tensor, y: Tensor
+) -> GrowthSensors:
     probe = GrowthProbe()
     optimizer.zero_grad()
     model.losses(x, y, probe=probe).total().backward()
@@ -176,7 +207,9 @@ def probed_step(model: MorphogeneticModel, optimizer: PopulationOptimizer, x: Te
 
 @pytest.mark.parametrize("incubation", Incubation)
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
-def test_a_step_that_measures_trains_bit_for_bit_like_one_that_does_not(topology: Topology, incubation: Incubation) -> None:
+def test_a_step_that_measures_trains_bit_for_bit_like_one_that_does_not(
+    topology: Topology, incubation: Incubation
+) -> None:
     model, optimizer = grown(topology, incubation, torch.float32)
     twin, twin_optimizer = grown(topology, incubation, torch.float32)
     for step in range(3):
@@ -256,7 +289,10 @@ def test_a_broken_row_stays_alone(topology: Topology) -> None:
 def test_one_network_may_give_plain_targets() -> None:
     model = make("cnn")
     x, y = population_batch(model, 1)
-    assert same_bits(measure_growth(model, x, y, torch.ones(1)).packed(), measure_growth(model, x, y[0], torch.ones(1)).packed())
+    assert same_bits(
+        measure_growth(model, x, y, torch.ones(1)).packed(),
+        measure_growth(model, x, y[0], torch.ones(1)).packed(),
+    )
 
 
 def test_one_pixel_has_no_neighbours() -> None:
@@ -266,8 +302,9 @@ def test_one_pixel_has_no_neighbours() -> None:
 
 
 def test_a_first_block_that_cannot_look_around_shows_in_its_slot() -> None:
-    """What the sensors are for. Eight pairs of networks learn digits from the same weights and batches, one of each pair with
-    only the centre taps of its first block; there, a kernel's off-centre taps would gain most."""
+    """What the sensors are for. Eight pairs of networks learn digits from the same weights and batches, one
+    of each pair with only the centre taps of its first block; there, a kernel's off-centre taps would gain
+    most."""
     split = validation_split(load_dataset("digits"), 256, 0)
     batches = SharedBatchIterator(split, [list(range(16))], 64, steps_per_epoch=45, seed=0)
     host = CNNHost(16, base=4, channels=1, size=8)

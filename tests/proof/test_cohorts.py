@@ -1,4 +1,5 @@
 """Who is compared: final structure from the start, hosts of equal size, oracle and probe."""
+
 from __future__ import annotations
 
 import math
@@ -9,12 +10,12 @@ import pytest
 import torch
 
 from esper.leyline import EsperError, LifecycleOp, SeedStage
+from esper.proof import play
+from esper.proof.cohorts import Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
+from esper.proof.episodes import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
 from esper.runtime.tasks import draw_condition, get_task_spec
-from esper.simic.proof import play
-from esper.simic.proof.cohorts import Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
-from esper.simic.proof.episodes import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
 from esper.tamiyo import AlwaysWait, Planting
-from simic.proof.worlds import IMPAIRED, SHIFT
+from proof.worlds import IMPAIRED, SHIFT
 
 LIGHT, NORM = Fossil("r0c0", "conv_light", "ADD"), Fossil("r0c2", "norm", "GATE")
 
@@ -23,7 +24,7 @@ def still(envs) -> AlwaysWait:
     return AlwaysWait()
 
 
-# -- the final structure from the start ------------------------------------------------------------------------------------------
+# -- the final structure from the start ----------------------------------------------------------------------
 
 
 def test_fossils_are_there_and_learn_from_the_first_epoch():
@@ -34,13 +35,17 @@ def test_fossils_are_there_and_learn_from_the_first_epoch():
     grown, bare = env.envs
     reports = grown.model.reports()
     assert {slot: (r.blueprint_id, r.stage, r.alpha) for slot, r in reports.items()} == {
-        "r0c0": ("conv_light", SeedStage.FOSSILIZED, 1.0), "r0c2": ("norm", SeedStage.FOSSILIZED, 1.0)}
+        "r0c0": ("conv_light", SeedStage.FOSSILIZED, 1.0),
+        "r0c2": ("norm", SeedStage.FOSSILIZED, 1.0),
+    }
     assert not bare.model.reports()
     before = grown.model.snapshot().tensors
     env.train_epoch(1)
     after = grown.model.snapshot().tensors
     for bank in ("r0c0.conv_light", "r0c2.norm", "r0c2._gate"):
-        moved = [name for name in before if name.startswith(bank) and not torch.equal(before[name], after[name])]
+        moved = [
+            name for name in before if name.startswith(bank) and not torch.equal(before[name], after[name])
+        ]
         assert moved, bank
 
 
@@ -59,7 +64,7 @@ def test_their_size_is_priced_and_nothing_is_wasted():
     assert final[0].flops > static[0].flops
 
 
-# -- equal size ------------------------------------------------------------------------------------------------------------------
+# -- equal size ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [0, 40, 160, 700, 5000])
@@ -82,14 +87,21 @@ def test_what_a_wider_host_has_more_is_priced_as_added():
     ours = priced(played, task).outcome
     added = wide.host_params - task.host_params
     assert (ours.host_params, ours.added_params) == (task.host_params, added)
-    assert ours.objective == pytest.approx(played.outcome.committed_accuracy / 100
-                                           - task.objective.size_price * math.log(1 + added / task.host_params), abs=1e-12)
+    assert ours.objective == pytest.approx(
+        played.outcome.committed_accuracy / 100
+        - task.objective.size_price * math.log(1 + added / task.host_params),
+        abs=1e-12,
+    )
 
 
-# -- rulers ----------------------------------------------------------------------------------------------------------------------
+# -- rulers --------------------------------------------------------------------------------------------------
 
-BY_PATTERN = {(False, False): (), (False, True): (Planting(1, 1, "norm"),), (True, False): (Planting(1, 0, "norm"),),
-              (True, True): (Planting(1, 0, "conv_light"), Planting(2, 1, "conv_light"))}
+BY_PATTERN = {
+    (False, False): (),
+    (False, True): (Planting(1, 1, "norm"),),
+    (True, False): (Planting(1, 0, "norm"),),
+    (True, True): (Planting(1, 0, "conv_light"), Planting(2, 1, "conv_light")),
+}
 
 
 def plantings(played) -> list[tuple[int, str, str]]:
@@ -137,6 +149,7 @@ def test_the_probe_is_the_ridge_solution():
 
         def decide(observation, env=env, policy=policy):
             from esper.simic.training.batch_ops import batch_signals_to_features
+
             obs = batch_signals_to_features(observation.signals, observation.table, env.envs, "cpu")
             seen.append(flat(obs))
             return policy.act(obs, None, observation.masks).actions.tolist()
@@ -144,7 +157,9 @@ def test_the_probe_is_the_ridge_solution():
         env.step(1, decide)
     features = np.concatenate(seen)
     x = np.hstack([(features - features.mean(0)) / (features.std(0) + 1e-6), np.ones((16, 1))])
-    y = np.array([[1.0 if c else -1.0 for c in draw_condition(task, TRAINING, 0, seed).crippled] for seed in range(16)])
+    y = np.array(
+        [[1.0 if c else -1.0 for c in draw_condition(task, TRAINING, 0, seed).crippled] for seed in range(16)]
+    )
     rows = np.vstack([x, np.sqrt(10.0) * np.eye(x.shape[1])])
     wanted = np.linalg.lstsq(rows, np.vstack([y, np.zeros((x.shape[1], 2))]), rcond=None)[0]
     np.testing.assert_allclose(probe.weights, wanted, atol=1e-8)

@@ -1,12 +1,13 @@
 """Where would growth help? For every slot of every network, dormant ones included, on one batch.
 
-A zero-initialised layer beside the slot would change nothing and receive a gradient: how large that gradient is says how
-much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). How many independent channels
-reach the slot says what the layers before it can express. Control input, so measured at every telemetry level; nothing that
-training uses is touched.
+A zero-initialised layer beside the slot would change nothing and receive a gradient: how large that gradient
+is says how much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). How
+many independent channels reach the slot says what the layers before it can express. Control input, so
+measured at every telemetry level; nothing that training uses is touched.
 
 P rows, B batch, C channels or features, S slots.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -23,18 +24,23 @@ from esper.leyline import EsperError
 KERNEL = 3
 CENTRE = KERNEL * KERNEL // 2
 SMALL_MAP = 4
-"""Up to this many pixels, a product of all pairs of pixels is several times as fast as the convolution's own backward."""
+"""Up to this many pixels, a product of all pairs of pixels is several times as fast as the convolution's own
+backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthSensors:
-    """Slots in the order of the model's `slot_config`. On the device; NaN where a network's own numbers are not finite, and
-    where a ratio has no denominator."""
+    """Slots in the order of the model's `slot_config`. On the device; NaN where a network's own numbers are
+    not finite, and where a ratio has no denominator."""
 
     boundary_norm: Tensor  # [P, S] ‖∂L/∂h‖ at the slot's output
     growth_score: Tensor  # [P, S] gradient of the zero layer per √parameter, over the host's
-    feature_rank: Tensor  # [P, S] effective number of independent channels that reach the slot, as a share of all
-    tap_ratio: Tensor | None  # [P, S] off-centre to centre taps of that gradient, per tap; None without convolutions
+    feature_rank: (
+        Tensor  # [P, S] effective number of independent channels that reach the slot, as a share of all
+    )
+    tap_ratio: (
+        Tensor | None
+    )  # [P, S] off-centre to centre taps of that gradient, per tap; None without convolutions
 
     def packed(self) -> Tensor:
         """Everything as [3 or 4, P, S], for one transfer."""
@@ -43,8 +49,9 @@ class GrowthSensors:
 
 
 class GrowthProbe:
-    """Handed to `model.losses`, it lets the training step itself measure: it keeps the features that reach every slot and the
-    gradient that comes back, and changes no bit of the step. Read it after backward, then throw it away."""
+    """Handed to `model.losses`, it lets the training step itself measure: it keeps the features that reach
+    every slot and the gradient that comes back, and changes no bit of the step. Read it after backward, then
+    throw it away."""
 
     def __init__(self) -> None:
         self._features: dict[str, Tensor] = {}
@@ -59,32 +66,40 @@ class GrowthProbe:
 
     @torch.no_grad()
     def read(self, model: MorphogeneticModel, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
-        """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's gradient on the same
-        batch (`optimizer.stats.host_norm`); `loss_scale` is what the loss was multiplied with before backward."""
+        """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's
+        gradient on the same batch (`optimizer.stats.host_norm`); `loss_scale` is what the loss was multiplied
+        with before backward."""
         slots = model.slot_config.slot_ids
         for slot_id in slots:
             if slot_id not in self._gradients:
-                raise EsperError(f"slot {slot_id}: no gradient has come back yet; call backward on the losses first")
+                raise EsperError(
+                    f"slot {slot_id}: no gradient has come back yet; call backward on the losses first"
+                )
         features = {s: _precise(self._features[s]) for s in slots}
-        gradients = {s: _precise(self._gradients[s]) if loss_scale == 1 else _precise(self._gradients[s]) / loss_scale
-                     for s in slots}
+        gradients = {
+            s: _precise(self._gradients[s]) if loss_scale == 1 else _precise(self._gradients[s]) / loss_scale
+            for s in slots
+        }
         norms, taps = zip(*(_sense(model, features[s], gradients[s]) for s in slots), strict=True)
         ranks = [_effective_rank(model, features[s]) for s in slots]
         tap = torch.stack(taps, 1)  # [P, S, taps]
-        host_rms = (host_norm / model.host_params ** 0.5).unsqueeze(1)
+        host_rms = (host_norm / model.host_params**0.5).unsqueeze(1)
         score = torch.linalg.vector_norm(tap, dim=2) / (tap.shape[2] ** 0.5 * host_rms)
         ratio = None
         if model.layout.image:
-            around = torch.linalg.vector_norm(torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1:]], 2), dim=2)
+            around = torch.linalg.vector_norm(
+                torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1 :]], 2), dim=2
+            )
             ratio = around / (tap.shape[2] - 1) ** 0.5 / tap[..., CENTRE]
         return GrowthSensors(torch.stack(norms, 1), score, torch.stack(ranks, 1), ratio)
 
 
 def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """At one slot: the norm of the gradient [P], and that of each tap of the zero layer's gradient per channel [P, taps].
+    """At one slot: the norm of the gradient [P], and that of each tap of the zero layer's gradient per
+    channel [P, taps].
 
-    The zero layer itself is never run: its output is 0, and its weight's gradient needs only what goes in and what comes
-    back."""
+    The zero layer itself is never run: its output is 0, and its weight's gradient needs only what goes in and
+    what comes back."""
     rows = model.population
     if model.layout.image:
         channels = features.shape[1] // rows
@@ -94,8 +109,10 @@ def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tup
     channels = features.shape[-1]
     flat_features, flat_gradient = features.reshape(rows, -1, channels), gradient.reshape(rows, -1, channels)
     weight = torch.bmm(flat_gradient.transpose(1, 2), flat_features)
-    return (torch.linalg.vector_norm(flat_gradient, dim=(1, 2)),
-            torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels)
+    return (
+        torch.linalg.vector_norm(flat_gradient, dim=(1, 2)),
+        torch.linalg.vector_norm(weight, dim=(1, 2)).unsqueeze(1) / channels,
+    )
 
 
 def _precise(x: Tensor) -> Tensor:
@@ -103,15 +120,16 @@ def _precise(x: Tensor) -> Tensor:
 
 
 def _by_channel(model: MorphogeneticModel, x: Tensor) -> Tensor:
-    """[P, C, everything else], a row's numbers side by side in memory: then sums run in the same order in any population."""
+    """[P, C, everything else], a row's numbers side by side in memory: then sums run in the same order in any
+    population."""
     if model.layout.image:
         return x.permute(1, 0, 2, 3).reshape(model.population, -1, x[:, 0].numel()).contiguous()
     return x.reshape(model.population, -1, x.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
-    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all channels vary alike and
-    on their own, 1/C where they all say the same. NaN where nothing varies."""
+    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all
+    channels vary alike and on their own, 1/C where they all say the same. NaN where nothing varies."""
     samples = _by_channel(model, features)
     centred = samples - samples.mean(2, keepdim=True)
     covariance = torch.bmm(centred, centred.transpose(1, 2))
@@ -126,7 +144,9 @@ def _conv_gradient(before: Tensor, gradient: Tensor, rows: int, channels: int) -
         shape = (rows * channels, channels, KERNEL, KERNEL)
         return conv2d_weight(before, shape, gradient, padding=KERNEL // 2, groups=rows)
     # On few pixels: correlate every pixel with every other, then sum the pairs that one tap connects.
-    left, right = (x.permute(0, 2, 3, 1).reshape(batch, height * width, rows, channels) for x in (gradient, before))
+    left, right = (
+        x.permute(0, 2, 3, 1).reshape(batch, height * width, rows, channels) for x in (gradient, before)
+    )
     pairs = torch.bmm(left.permute(2, 1, 3, 0).flatten(1, 2), right.permute(2, 0, 1, 3).flatten(2))
     pairs = pairs.view(rows, height * width, channels, height * width, channels).permute(0, 2, 4, 1, 3)
     weight = pairs.flatten(3).flatten(0, 2) @ _taps(height, width).to(pairs)

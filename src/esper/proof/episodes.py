@@ -1,7 +1,8 @@
-"""Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root, the same seed has
-the same weights at birth, the same data in the same order, the same condition and the same random numbers for its actions,
-whoever decides. With another number of networks beside it rounding differs, and a whole episode's result can too.
-"""
+"""Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root,
+the same seed has the same weights at birth, the same data in the same order, the same condition and the same
+random numbers for its actions, whoever decides. With another number of networks beside it rounding differs,
+and a whole episode's result can too."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +12,23 @@ from functools import lru_cache
 import torch
 
 from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, PolicyProtocol, SeedStage, allowed
-from esper.runtime.data import SharedBatchIterator, Split, load_dataset, test_batches, validation_batches, validation_split
+from esper.proof.flops import FlopMeter
+from esper.runtime.data import (
+    SharedBatchIterator,
+    Split,
+    load_dataset,
+    test_batches,
+    validation_batches,
+    validation_split,
+)
 from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_spec
-from esper.simic.proof.flops import FlopMeter
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 
 HELD_OUT, TRAINING = -1, 0
-"""Root seeds. A training run's root is 0 or more, so nothing can have been trained or chosen on what is held out."""
+"""Root seeds. A training run's root is 0 or more, so nothing can have been trained or chosen on what is held
+out."""
 Maker = Callable[[Sequence[int]], PolicyProtocol]
 """Makes the policy of these seeds for one episode."""
 SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
@@ -69,9 +78,13 @@ def parse_task(text: str) -> TaskSpec:
     for change in filter(None, changes.split(",")):
         key, _, value = change.partition("=")
         if key not in (*SIZES, *host) or not value.isdecimal():
-            raise EsperError(f"task {text!r}: {change!r} is not a whole number for one of its sizes; {allowed((*SIZES, *host))}")
-        task = (replace(task, **{key: int(value)}) if key in SIZES  # type: ignore[arg-type]
-                else replace(task, host={**task.host, key: int(value)}))
+            raise EsperError(
+                f"task {text!r}: {change!r} is not a whole number for one of its sizes; {allowed((*SIZES, *host))}"
+            )
+        if key in SIZES:
+            task = replace(task, **{key: int(value)})  # type: ignore[arg-type]
+        else:
+            task = replace(task, host={**task.host, key: int(value)})
     return replace(task, name=text.lower()) if changes else task
 
 
@@ -83,27 +96,44 @@ def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
 def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
     """One population with an env for each seed, without a reward."""
     split = split_of(task.dataset, task.val_size, task.block, root_seed)
-    batches = SharedBatchIterator(split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed,
-                                  rows=[rows])
+    batches = SharedBatchIterator(
+        split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
+    )
     group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
-    return VectorEnv(task, [group], batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
-                     action_rules(task, root_seed=root_seed))
+    return VectorEnv(
+        task,
+        [group],
+        batches,
+        validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
+        action_rules(task, root_seed=root_seed),
+    )
 
 
-def populations(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None) -> Iterator[VectorEnv]:
-    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after the other."""
+def populations(
+    task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
+) -> Iterator[VectorEnv]:
+    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
+    the other."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
     seeds, size = sorted(seeds), size or task.population
     parts = -(-len(seeds) // size)
     for i in range(parts):
-        part = seeds[len(seeds) * i // parts:len(seeds) * (i + 1) // parts]
+        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
         yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
 
 
-def play(task: TaskSpec, make_policy: Maker, *, root_seed: int, seeds: Sequence[int], population: int | None = None,
-         plant: Callable[[VectorEnv], None] | None = None, advance: Callable[[int], None] | None = None) -> list[Played]:
-    """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance` hears of env-steps
-    as they are done."""
+def play(
+    task: TaskSpec,
+    make_policy: Maker,
+    *,
+    root_seed: int,
+    seeds: Sequence[int],
+    population: int | None = None,
+    plant: Callable[[VectorEnv], None] | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> list[Played]:
+    """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance`
+    hears of env-steps as they are done."""
     meter, played = FlopMeter(task), []
     for env in populations(task, seeds, root_seed=root_seed, size=population):
         env.begin_round(0)
@@ -113,8 +143,13 @@ def play(task: TaskSpec, make_policy: Maker, *, root_seed: int, seeds: Sequence[
     return played
 
 
-def finish_round(env: VectorEnv, task: TaskSpec, policy: PolicyProtocol, meter: FlopMeter,
-                 advance: Callable[[int], None] | None = None) -> list[Played]:
+def finish_round(
+    env: VectorEnv,
+    task: TaskSpec,
+    policy: PolicyProtocol,
+    meter: FlopMeter,
+    advance: Callable[[int], None] | None = None,
+) -> list[Played]:
     """Play a round that has begun to its end, and test what it left."""
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
@@ -123,9 +158,13 @@ def finish_round(env: VectorEnv, task: TaskSpec, policy: PolicyProtocol, meter: 
         env.train_epoch(epoch)
         env.validate(epoch)
         seen = env.sense(epoch)
-        step = policy.act(batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks)
+        step = policy.act(
+            batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks
+        )
         result = env.act(seen, step.actions.tolist())
-        if step.hidden is not None:  # a network that was rolled back begins anew, and so does the memory of it
+        if (
+            step.hidden is not None
+        ):  # a network that was rolled back begins anew, and so does the memory of it
             kept = torch.tensor(result.valid).unsqueeze(1)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, (reports, outcome) in enumerate(zip(seen.reports, result.outcomes, strict=True)):
@@ -139,9 +178,19 @@ def finish_round(env: VectorEnv, task: TaskSpec, policy: PolicyProtocol, meter: 
     root = env.rules.root_seed
     accuracy = env.test(test_batches(split_of(task.dataset, task.val_size, task.block, root), task.val_size))
     outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
-    return [Played(
-        seed=e.env_idx, outcome=outcomes[e.env_idx], test_accuracy=accuracy[i], flops=flops[i],
-        condition=None if task.conditions is None else draw_condition(task, root, 0, e.env_idx), decisions=tuple(decisions[i]),
-        fossils=tuple(Fossil(slot_id, report.blueprint_id, report.alpha_algorithm.name)
-                      for slot_id, report in e.model.reports().items() if report.stage is SeedStage.FOSSILIZED))
-        for i, e in enumerate(env.envs)]
+    return [
+        Played(
+            seed=e.env_idx,
+            outcome=outcomes[e.env_idx],
+            test_accuracy=accuracy[i],
+            flops=flops[i],
+            condition=None if task.conditions is None else draw_condition(task, root, 0, e.env_idx),
+            decisions=tuple(decisions[i]),
+            fossils=tuple(
+                Fossil(slot_id, report.blueprint_id, report.alpha_algorithm.name)
+                for slot_id, report in e.model.reports().items()
+                if report.stage is SeedStage.FOSSILIZED
+            ),
+        )
+        for i, e in enumerate(env.envs)
+    ]

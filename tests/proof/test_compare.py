@@ -1,4 +1,5 @@
 """The comparison as a whole: its figures against plain arithmetic on its own episodes."""
+
 from __future__ import annotations
 
 import math
@@ -8,20 +9,25 @@ import orjson
 import pytest
 
 from esper.leyline import EsperError
+from esper.proof import play, prove
+from esper.proof.compare import MEASURES, ProofConfig, growth_by_condition
+from esper.proof.episodes import HELD_OUT, parse_task
+from esper.proof.policies import simple_makers
+from esper.proof.search import Found, Schedules
 from esper.runtime.tasks import draw_condition
-from esper.simic.proof import play, prove
-from esper.simic.proof.compare import MEASURES, ProofConfig, growth_by_condition
-from esper.simic.proof.episodes import HELD_OUT, parse_task
-from esper.simic.proof.policies import simple_makers
-from esper.simic.proof.search import Found, Schedules
 from esper.tamiyo import FixedSchedule, Planting
-from simic.proof.worlds import IMPAIRED, SHIFT, policy
+from proof.worlds import IMPAIRED, SHIFT, policy
 
 SEEDS, POLICIES = 8, {"one": 0, "two": 1}
 PLAN = Found(schedule=(Planting(1, 0, "norm"),), objective=0.0, gain=0.0, seeds=1, env_steps=0)
 NOTHING = Found(schedule=(), objective=0.0, gain=0.0, seeds=1, env_steps=0)
-SCHEDULES = Schedules(task=SHIFT, root_seed=0, candidates=2, best=PLAN, by_pattern={
-    (False, False): NOTHING, (False, True): PLAN, (True, False): PLAN, (True, True): PLAN})
+SCHEDULES = Schedules(
+    task=SHIFT,
+    root_seed=0,
+    candidates=2,
+    best=PLAN,
+    by_pattern={(False, False): NOTHING, (False, True): PLAN, (True, False): PLAN, (True, True): PLAN},
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +42,20 @@ def episodes(result, cohort, measure) -> np.ndarray:
 
 def middle_half(values: np.ndarray) -> float:
     assert values.size % 4 == 0
-    return float(np.sort(values.ravel())[values.size // 4:-values.size // 4].mean())
+    return float(np.sort(values.ravel())[values.size // 4 : -values.size // 4].mean())
 
 
 def test_every_cohort_is_there(result):
-    once = {"static", "random", "heuristic", "fixed_schedule", "oracle", "probe", "static_equal", "static_flops"}
+    once = {
+        "static",
+        "random",
+        "heuristic",
+        "fixed_schedule",
+        "oracle",
+        "probe",
+        "static_equal",
+        "static_flops",
+    }
     per_policy = {"learned", "static_final", "learned_shuffled"}
     assert set(result["episodes"]) == once | per_policy
     for name, strata in result["episodes"].items():
@@ -65,7 +80,9 @@ def test_differences_are_paired_seed_by_seed(result):
             gaps = episodes(result, "learned", measure) - episodes(result, other, measure)
             assert found["mean"].value == pytest.approx(gaps.mean(), rel=1e-9, abs=1e-12)
             assert found["iqm"].value == pytest.approx(middle_half(gaps), rel=1e-9, abs=1e-12)
-            assert [one["mean"].value for one in found["by_policy"]] == pytest.approx(gaps.mean(1).tolist(), rel=1e-9, abs=1e-12)
+            assert [one["mean"].value for one in found["by_policy"]] == pytest.approx(
+                gaps.mean(1).tolist(), rel=1e-9, abs=1e-12
+            )
 
 
 def test_cohorts_without_a_part_in_the_policy_do_not_depend_on_it(result):
@@ -78,7 +95,10 @@ def test_equals_are_equal(result):
     for learned, final in zip(result["episodes"]["learned"], result["episodes"]["static_final"], strict=True):
         assert [sorted(map(str, p.fossils)) for p in learned] == [sorted(map(str, p.fossils)) for p in final]
         assert [p.outcome.added_params for p in learned] == [p.outcome.added_params for p in final]
-    wanted, steps = episodes(result, "learned", "flops").mean(), episodes(result, "static", "flops").mean() / 2
+    wanted, steps = (
+        episodes(result, "learned", "flops").mean(),
+        episodes(result, "static", "flops").mean() / 2,
+    )
     assert episodes(result, "static_flops", "flops").mean() == max(1, round(wanted / steps)) * steps
     size = {p.outcome.host_params + p.outcome.added_params for p in result["episodes"]["static_equal"][0]}
     assert len(size) == 1
@@ -102,15 +122,30 @@ def test_growth_rates_differ_where_growth_follows_the_condition():
     """The oracle plants only where blocks are crippled; told as if it were learned, its table says so."""
     task = parse_task(SHIFT.replace("episode_length=8", "episode_length=12"))
     follow = {True: (Planting(1, 0, "norm"),), False: ()}
-    played = play(task, lambda envs: FixedSchedule([follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]),
-                  root_seed=HELD_OUT, seeds=range(16))
+    played = play(
+        task,
+        lambda envs: FixedSchedule(
+            [follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]
+        ),
+        root_seed=HELD_OUT,
+        seeds=range(16),
+    )
     first = growth_by_condition(task, [played])[0]
-    assert (first["slot"], first["block"], first["crippled"].value, first["healthy"].value, first["difference"].low) == (
-        "r0c0", 0, 1.0, 0.0, 1.0)
+    assert (
+        first["slot"],
+        first["block"],
+        first["crippled"].value,
+        first["healthy"].value,
+        first["difference"].low,
+    ) == ("r0c0", 0, 1.0, 0.0, 1.0)
 
 
 def test_a_task_without_conditions_or_schedule():
-    result = prove(parse_task(IMPAIRED.replace("episode_length=8", "episode_length=3")), {"one": policy()}, ProofConfig(seeds=2))
+    result = prove(
+        parse_task(IMPAIRED.replace("episode_length=8", "episode_length=3")),
+        {"one": policy()},
+        ProofConfig(seeds=2),
+    )
     assert "learned_shuffled" not in result["episodes"]
     assert "growth_by_condition" not in result
     assert list(result["absent"]) == ["fixed_schedule"]
@@ -127,10 +162,14 @@ def test_no_policy_and_brief():
 
 def test_other_seeds_are_other_networks():
     task = parse_task(IMPAIRED)
-    all_, late = (prove(task, {}, ProofConfig(seeds=seeds, first_seed=first, brief=True))["episodes"]["static"][0]
-                  for seeds, first in ((6, 0), (3, 3)))
+    all_, late = (
+        prove(task, {}, ProofConfig(seeds=seeds, first_seed=first, brief=True))["episodes"]["static"][0]
+        for seeds, first in ((6, 0), (3, 3))
+    )
     assert [p.seed for p in late] == [3, 4, 5]
-    assert [p.outcome.objective for p in late] == pytest.approx([p.outcome.objective for p in all_[3:]], abs=1e-3)
+    assert [p.outcome.objective for p in late] == pytest.approx(
+        [p.outcome.objective for p in all_[3:]], abs=1e-3
+    )
     assert [p.outcome.objective for p in late] != [p.outcome.objective for p in all_[:3]]
 
 

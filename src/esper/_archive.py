@@ -1,0 +1,85 @@
+"""Archives: tensors and JSON in one safetensors file, written whole or not at all, checked on reading.
+
+An archive names its `kind`, so a reader never has to guess from a file's name or place what is inside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from esper._files import write_atomic
+from esper.leyline import StructureError
+
+
+def require_equal(origin: object, name: str, stored: object, ours: object) -> None:
+    if stored != ours:
+        raise StructureError(f"{origin}: {name} is {stored!r} in the file and {ours!r} here")
+
+
+def require_fields(origin: object, part: str, stored: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in sorted(stored.keys() ^ set(names)):
+        raise StructureError(f"{origin}: field {part}.{name} is {'unknown' if name in stored else 'missing'}")
+
+
+def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Copy each stored tensor onto the target of its name; names, shapes and types must agree exactly."""
+    for name in sorted(targets.keys() ^ stored.keys()):
+        raise StructureError(
+            f"{origin}: tensor {name!r} is {'missing from' if name in targets else 'unknown, yet in'} the file"
+        )
+    for name, target in targets.items():
+        require_equal(origin, f"shape of {name}", tuple(stored[name].shape), tuple(target.shape))
+        require_equal(origin, f"type of {name}", stored[name].dtype, target.dtype)
+        target.data.copy_(stored[name])
+
+
+def write_archive(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
+) -> None:
+    """One safetensors file with JSON in its header, written beside its place and renamed: complete or not
+    there."""
+    path = Path(path)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}
+    data = safetensors.torch.save(
+        tensors, metadata={"esper": orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data)
+
+
+def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON of a file from `write_archive`; damage is reported with the name of the tensor it
+    hit."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise StructureError(f"{path}: not a readable safetensors file ({error})") from error
+    if "esper" not in header:
+        raise StructureError(f"{path}: the header has no field 'esper'; this file was not written by Esper")
+    try:
+        meta = orjson.loads(header["esper"])
+    except orjson.JSONDecodeError as error:
+        raise StructureError(f"{path}: header field 'esper' is not JSON ({error})") from error
+    require_equal(path, "kind", meta.get("kind"), kind)
+    digests = meta.pop("digests", {})
+    for name in sorted(tensors.keys() | digests.keys()):
+        if name not in tensors or _digest(tensors[name]) != digests.get(name):
+            raise StructureError(f"{path}: tensor {name!r} is missing or damaged (its digest does not match)")
+    return tensors, meta
+
+
+def _digest(tensor: Tensor) -> str:
+    return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,14 @@
+"""The proof: policies on the same held-out seeds, side by side, with everything that a comparison needs."""
+
+from esper._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(
+    __name__,
+    {
+        "esper.proof.compare": ("prove",),
+        "esper.proof.episodes": ("Played", "play"),
+        "esper.proof.flops": ("FlopMeter",),
+        "esper.proof.policies": ("load_policy", "ship_policy"),
+        "esper.proof.search": ("search_schedules",),
+    },
+)
