@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from esper._statistics import estimate, interquartile_mean, mean, paired
 from esper.leyline import EsperError, RewardMode, TelemetryEventType
-from esper.simic.statistics import estimate, interquartile_mean, mean, paired
 from esper.simic.training import vectorized
 from esper.simic.training.dual_ab import ABResult, train_dual_ab
 from run_helpers import SMALL, story

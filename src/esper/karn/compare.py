@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from esper._statistics import Estimate, estimate, paired
 from esper.karn.views import Views
 from esper.leyline import EVENTS, EsperError, TelemetryEventType, allowed
 from esper.leyline.metrics import Metric
-from esper.simic.statistics import Estimate, estimate, paired
 
 METRICS = tuple(
     field

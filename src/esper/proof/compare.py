@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esper._statistics import Estimate, estimate, interquartile_mean, paired
 from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
 from esper.proof.cohorts import Probing, fit_probe, oracle, priced, widened, with_fossils
@@ -23,7 +24,6 @@ from esper.proof.episodes import HELD_OUT, Maker, Played, play
 from esper.proof.policies import Acting, simple_makers
 from esper.proof.search import Schedules, Track
 from esper.runtime.tasks import TaskSpec
-from esper.simic.statistics import Estimate, estimate, interquartile_mean, paired
 from esper.tamiyo import FixedSchedule, RecurrentPolicy
 
 Strata = list[list[Played]]

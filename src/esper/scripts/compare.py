@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import tyro
 from rich.table import Table
 
+from esper._statistics import Estimate
 from esper.karn.charts import number
 from esper.karn.compare import compare_runs
 from esper.karn.summary import open_run
 from esper.leyline.metrics import Metric
 from esper.scripts.karn import console, reader
-from esper.simic.statistics import Estimate
 
 
 def compare(

@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper._files import write_atomic
+from esper._statistics import Estimate
 from esper.karn.charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
 from esper.leyline import EsperError, LifecycleOp
 from esper.proof.compare import LEARNED, ProofConfig
@@ -46,7 +47,6 @@ from esper.proof.search import (
 )
 from esper.runtime.tasks import TaskSpec
 from esper.scripts.karn import console, reader
-from esper.simic.statistics import Estimate
 
 COLUMNS = (
     ("J", "iqm", 100, "points of J"),

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from esper._statistics import Estimate, estimate, paired
 from esper.leyline import EsperError, RewardMode, TelemetryEvent, TelemetryEventType
 from esper.nissa import TelemetryHub
-from esper.simic.statistics import Estimate, estimate, paired
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 
