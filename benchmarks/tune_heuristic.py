@@ -27,7 +27,7 @@ from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
-from esper.tamiyo.shipped import SHIPPED, THRESHOLDS
+from esper.tamiyo.shipped import SHIPPED, THRESHOLDS, THRESHOLDS_VERSION
 
 TASKS = ("digits_shift", "digits_impaired", "digits_baseline", "digits_scale")
 """In this order: all draw from one stream."""
@@ -167,6 +167,7 @@ def main() -> None:
             "envs": count,
             "gain": found[chosen],
             "config": asdict(chosen),
+            "version": THRESHOLDS_VERSION,
         }
         (options.out / f"{task}{THRESHOLDS}").write_text(
             json.dumps(content, indent=2) + "\n", encoding="utf-8"

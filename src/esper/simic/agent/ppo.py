@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper._archive import load_tensors, read_archive, require_equal, require_fields, write_archive
 from esper.leyline import (
     HEAD_NAMES,
     ActionMasks,
@@ -39,14 +40,7 @@ from esper.simic.agent.ppo_update import (
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
-from esper.tamiyo.policy import (
-    RecurrentPolicy,
-    load_tensors,
-    read_archive,
-    require_equal,
-    require_fields,
-    write_archive,
-)
+from esper.tamiyo.policy import RecurrentPolicy
 
 __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
