@@ -78,7 +78,7 @@ def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[
         spec,
         lambda envs: Acting(agent.policy, envs, spec.episode_length, root_seed=TRAINING),
         root_seed=TRAINING,
-        seeds=range(FIRST, FIRST + seeds),
+        networks=range(FIRST, FIRST + seeds),
     )
     return [p.outcome.objective for p in played], sum(len(p.fossils) for p in played) / seeds, spent
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from esper.karn.charts import Html, Life, Series, lanes, lines, number, stacked, tag, trend
+from esper._charts import Html, Life, Series, lanes, lines, number, stacked, tag, trend
 from esper.karn.summary import summarize
 from esper.karn.views import EVENT_VIEWS, VIEWS, Views
 from esper.leyline import EVENTS, OP_NAMES, PHASES, EsperError, SeedStage, TelemetryEventType

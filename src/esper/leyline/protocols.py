@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,15 @@ class PolicyProtocol(Protocol):
     """Anything that decides: learned, heuristic, scripted or random."""
 
     def initial_hidden(self, num_envs: int) -> tuple[Tensor, Tensor] | None: ...
+
+    def begin(self, num_envs: int) -> None:
+        """Start a new episode."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `load_state` continues in the middle of an episode."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
 
     def act(
         self,

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.table import Table
 
+from esper._charts import number
 from esper._statistics import Estimate
-from esper.karn.charts import number
 from esper.karn.compare import compare_runs
 from esper.karn.summary import open_run
 from esper.leyline.metrics import Metric

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from esper.karn.charts import number
+from esper._charts import number
 from esper.karn.summary import find_runs, open_run, summarize
 from esper.leyline import EsperError
 from esper.scripts.karn import RunPath, console, reader

@@ -10,7 +10,7 @@ import orjson
 import tyro
 from rich.table import Table
 
-from esper.karn.charts import number
+from esper._charts import number
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, View
 from esper.leyline import EsperError

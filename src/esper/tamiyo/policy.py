@@ -36,6 +36,7 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     ShapeError,
+    StructureError,
     head_sizes,
     stream_seed,
 )
@@ -363,6 +364,16 @@ class RecurrentPolicy:
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.network.initial_hidden(num_envs)
+
+    def begin(self, num_envs: int) -> None:
+        """Start a new episode. The memory of an episode is the hidden state, which the caller keeps."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise StructureError(f"a learned policy has no state of its own, got fields {sorted(state)}")
 
     def distribution(
         self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor

@@ -29,13 +29,13 @@ def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
     return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
 
 
-def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
-    """One population with an env for each seed, without a reward."""
+def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
+    """One population with an env for each numbered network, without rewards."""
     split = split_of(task.dataset, task.val_size, task.block, root_seed)
     batches = SharedBatchIterator(
-        split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
+        split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
     )
-    group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
+    group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed)
     return VectorEnv(
         task,
         [group],
@@ -46,13 +46,13 @@ def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int)
 
 
 def populations(
-    task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
+    task: TaskSpec, networks: Sequence[int], *, root_seed: int, size: int | None = None
 ) -> Iterator[VectorEnv]:
-    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
+    """Envs for the networks in even parts of at most `size` (by default the task's population), one part after
     the other."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
-    seeds, size = sorted(seeds), size or task.population
-    parts = -(-len(seeds) // size)
+    networks, size = sorted(networks), size or task.population
+    parts = -(-len(networks) // size)
     for i in range(parts):
-        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
+        part = networks[len(networks) * i // parts : len(networks) * (i + 1) // parts]
         yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
