@@ -21,7 +21,7 @@ import tyro
 import esper
 from esper._files import write_atomic
 from esper.leyline.errors import EsperError
-from esper.scripts.cli import fail, import_modules
+from esper.scripts.cli import DONE, FAILED, fail, import_modules
 
 RUNS: Mapping[str, dict[str, Any]] = {
     "digits_baseline": {"task": "digits_baseline", "rounds": 2, "envs": 2, "episode_length": 5},
@@ -49,7 +49,7 @@ FREE_OF_LIFECYCLE = (
 """Events whose number does not depend on the policy's decisions, and so not on rounding."""
 
 
-def capture(out: Annotated[Path, tyro.conf.Positional]) -> None:
+def capture(out: Annotated[Path, tyro.conf.Positional]) -> int:
     """Write the baseline of this checkout to a JSON file. Runs whose dataset is missing are left out and
     named.
 
@@ -65,9 +65,10 @@ def capture(out: Annotated[Path, tyro.conf.Positional]) -> None:
     print(f"captured {', '.join(baseline['runs'])} to {out}")
     for name, reason in missing.items():
         print(f"left out {name}: {reason}")
+    return DONE
 
 
-def check(file: Annotated[Path, tyro.conf.Positional]) -> None:
+def check(file: Annotated[Path, tyro.conf.Positional]) -> int:
     """Measure again and compare with a captured baseline. On the same build of torch everything must be
     equal, on another build everything that does not depend on rounding.
 
@@ -80,8 +81,10 @@ def check(file: Annotated[Path, tyro.conf.Positional]) -> None:
     for name, reason in missing.items():
         print(f"not checked: {name}: {reason}")
     if differences:
-        raise EsperError("\n".join([f"{len(differences)} differences from {file}", *differences]))
+        fail("\n".join([f"{len(differences)} differences from {file}", *differences]))
+        return FAILED
     print(f"{', '.join(now['runs'])}: as in {file}")
+    return DONE
 
 
 def _check_writable(out: Path) -> None:
@@ -245,7 +248,7 @@ def compare(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        tyro.extras.subcommand_cli_from_dict(
+        code = tyro.extras.subcommand_cli_from_dict(
             {"capture": capture, "check": check},
             prog="esper baseline",
             description="Capture the results of short runs, and check later that they are still the same.",
@@ -253,7 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except EsperError as error:
         return fail(error)
-    return 0
+    assert isinstance(code, int)
+    return code
 
 
 if __name__ == "__main__":
