@@ -85,6 +85,7 @@ class Arguments:
 def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[TrainingConfig, dict[str, str]]:
     """The config that a command line describes, and the origin of each value."""
     remaining = import_modules(arguments)
+    _refuse_values_of_switches(remaining)
     wants_all = "--help-all" in remaining
     wants_help = wants_all or "--help" in remaining or "-h" in remaining
     given, unknown = tyro.cli(
@@ -113,6 +114,18 @@ def flag_names(path: str) -> list[str]:
     if path.startswith("ppo.") and path not in FULL_NAME_ONLY:
         names.append("--" + full.removeprefix("--ppo."))
     return names
+
+
+def _refuse_values_of_switches(arguments: Sequence[str]) -> None:
+    """tyro would take the value for a positional argument."""
+    switches = {name for path in LEAVES if optional(LEAVES[path])[0] is bool for name in flag_names(path)}
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if equals and flag.replace("_", "-") in switches:
+            off = f"--no-{flag.removeprefix('--').replace('.', '-')}"
+            raise EsperError(
+                f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, --no-{flag[2:]}"
+            )
 
 
 def _flags(*, short: bool) -> ConstructorRegistry:
