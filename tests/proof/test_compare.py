@@ -108,6 +108,7 @@ def test_equals_are_equal(result):
 
 def test_growth_by_condition_counts_fossils(result):
     played = [p for stratum in result["episodes"]["learned"] for p in stratum]
+    assert {row["block"] for row in result["growth_by_condition"]} == {0, 1}
     for row in result["growth_by_condition"]:
         block = row["block"]
         for part, crippled in (("crippled", True), ("healthy", False)):

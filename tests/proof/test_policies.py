@@ -46,6 +46,12 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
 
 
 def test_every_policy_that_ships_loads_and_says_where_it_came_from():
+    assert {name.rsplit("-", 1)[0] for name in shipped_policies()} == {
+        "digits_baseline",
+        "digits_impaired",
+        "digits_scale",
+        "digits_shift",
+    }
     for name in shipped_policies():
         load_policy(name)
         assert orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())["commit"]
