@@ -199,7 +199,13 @@ def _grown_in(slot: str, played: Strata) -> Array:
 
 
 def _growth_row(slot: str, block: int, grown: Array, crippled: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    row: dict[str, Any] = {"slot": slot, "block": block, "crippled": None, "healthy": None, "difference": None}
+    row: dict[str, Any] = {
+        "slot": slot,
+        "block": block,
+        "crippled": None,
+        "healthy": None,
+        "difference": None,
+    }
     if crippled.all() or not crippled.any():
         return row
     healthy_part, crippled_part = grown[~crippled], grown[crippled]

@@ -108,9 +108,7 @@ def _maker(task: TaskSpec, policy: str, root_seed: int, sample: bool) -> Maker:
     if policy in makers:
         return makers[policy]
     learned = load_policy(policy)
-    return lambda networks: Acting(
-        learned, networks, task.episode_length, root_seed=root_seed, sample=sample
-    )
+    return lambda networks: Acting(learned, networks, task.episode_length, root_seed=root_seed, sample=sample)
 
 
 def export(model: MorphogeneticModel, path: Path) -> None:

@@ -172,7 +172,7 @@ def _schedule(result: Mapping[str, Any]) -> str:
 def _section(result: Mapping[str, Any]) -> str:
     """One task."""
     facts = f"host of {number(result['host_params'])} parameters; fixed schedule: {_schedule(result)}"
-    parts = [
+    parts: list[str] = [
         tag("h2", escape(result["task"])),
         tag("p", escape(facts)),
         tag("div", "".join(_figures(result)), css="grid"),

@@ -56,7 +56,9 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
         )
         misses = misses + 1 if plan in drawn else 0
         drawn[plan] = None
-    return sorted(drawn, key=lambda plan: ([(p.slot, p.blueprint) for p in plan], plan[0].epoch if plan else 0))
+    return sorted(
+        drawn, key=lambda plan: ([(p.slot, p.blueprint) for p in plan], plan[0].epoch if plan else 0)
+    )
 
 
 def search_schedules(

@@ -24,7 +24,7 @@ def reader(command: Callable[..., None]) -> Callable[..., int]:
 
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
-            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}", description=command.__doc__)
+            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}")
         except BrokenPipeError:  # the reader of our output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (EsperError, OSError) as error:

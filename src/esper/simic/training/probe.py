@@ -94,7 +94,8 @@ def fit_probe(
     x = _standardized(features, mean, scale)
     crippled = np.array([draw_condition(task, root_seed, 0, network).crippled for network in range(networks)])
     targets = np.where(crippled, 1.0, -1.0)
-    return Probe(mean, scale, np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ targets))
+    weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ targets)
+    return Probe(mean, scale, np.asarray(weights, np.float64))
 
 
 class ProbePolicy(Memoryless):
