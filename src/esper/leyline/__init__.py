@@ -81,7 +81,7 @@ from esper.leyline.reports import (
 )
 from esper.leyline.rewards import LossRewardConfig, RentConfig, RewardConfig, RewardFamily, RewardMode
 from esper.leyline.rng import Purpose, stream_seed
-from esper.leyline.slots import HostProtocol, InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
+from esper.leyline.slots import InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
 from esper.leyline.stages import (
     BLENDED_STAGES,
     CLOCK,
@@ -151,7 +151,6 @@ __all__ = [
     "GateResult",
     "GerminationStyle",
     "GovernorReport",
-    "HostProtocol",
     "Incubation",
     "InjectionSpec",
     "LifecycleKind",

@@ -1,8 +1,8 @@
-"""The governor: watches one network's validation loss, keeps its last good state, and puts it back after a
+"""The governor: watches one network's validation loss, keeps its last good state, and restores it after a
 disaster.
 
-It sees the network only through `GovernedNetwork`. Thresholds are multiples of the task's chance loss (the
-loss of guessing), so that one configuration fits any number of classes."""
+Thresholds are multiples of the task's chance loss (the loss of guessing), so that one configuration fits any
+number of classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from esper.leyline import (
     LIVE_STAGES,
@@ -32,23 +32,8 @@ from esper.leyline import (
     check_number,
 )
 
-
-class GovernedNetwork(Protocol):
-    """One network of a population, as the governor sees it. No method may touch another network."""
-
-    def snapshot_committed(self) -> Any:
-        """A copy of what is permanent: host weights, host buffers and fossilized seeds. Later training must
-        not change it."""
-
-    def restore_committed(self, snapshot: Any) -> None:
-        """Make host and fossils bit for bit what the snapshot holds. Slots that it does not name keep their
-        cooldown and nothing else; the count of germinations goes on."""
-
-    def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
-        """Remove every seed that is neither fossilized nor already gone, at once, ramps included."""
-
-    def forget_optimizer(self) -> None:
-        """Zero momentum and step counts of host and seeds: they point back into the disaster."""
+if TYPE_CHECKING:
+    from esper.kasmina import GovernedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +81,7 @@ class TolariaGovernor:
     """Watches one network. Each epoch: `check_vital_signs`; on a report `rollback`; else, after the epoch's
     actions, `snapshot` where `due` says so. A copy of the network as it is now is made at once."""
 
-    def __init__(self, network: GovernedNetwork, config: GovernorConfig, chance_loss: float) -> None:
+    def __init__(self, network: GovernedRow, config: GovernorConfig, chance_loss: float) -> None:
         check_number("governor", "chance_loss", chance_loss, low=1e-9)
         self.network, self.config, self.chance_loss = network, config, chance_loss
         self.reset()

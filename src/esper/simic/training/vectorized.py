@@ -174,7 +174,7 @@ def build_trainer(
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
     )
-    trainer = VectorizedPPOTrainer(
+    return VectorizedPPOTrainer(
         RunContext(
             config=config,
             env=env,
@@ -188,8 +188,6 @@ def build_trainer(
             stop=stop_requested,
         )
     )
-    env.rules = replace(env.rules, charge=trainer.charge)
-    return trainer
 
 
 class Unscaled(RewardNormalizer):
