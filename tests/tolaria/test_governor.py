@@ -383,7 +383,7 @@ STAGES = [
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_passes_is_what_the_report_offers(stage: SeedStage | None, op: LifecycleOp) -> None:
-    """No veto exactly where the bits that the action mask reads allow the operation."""
+    """No veto exactly where the report that the action mask reads allows the operation."""
     model = network(*([] if stage is None else [("r0c0", stage)]))
     report = model.reports().get("r0c0")
     offered = {

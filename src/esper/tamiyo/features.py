@@ -21,6 +21,8 @@ import torch
 
 from esper.leyline import (
     COOLDOWN_STAGES,
+    OP_ADVANCE,
+    OP_FOSSILIZE,
     STAGES,
     AlphaAlgorithm,
     AlphaMode,
@@ -106,6 +108,10 @@ def _signal(name: str) -> Callable[[FeatureInputs], Array]:
 
 def _column(name: str) -> Callable[[FeatureInputs], Array]:
     return lambda x: x.table[name].astype(np.float64)
+
+
+def _legal(op: int) -> Callable[[FeatureInputs], Array]:
+    return lambda x: x.table["legal"][..., op].astype(np.float64)
 
 
 def _share_of_episode(name: str) -> Callable[[FeatureInputs], Array]:
@@ -313,8 +319,8 @@ SLOT: tuple[Feature, ...] = (
         True,
     ),
     Feature("size", "ln(1 + seed's / host's parameters)", _growth, np.log1p),
-    Feature("can_advance", "the gate of the next stage is open", _column("can_advance"), plain),
-    Feature("can_fossilize", "the gate to permanence is open", _column("can_fossilize"), plain),
+    Feature("can_advance", "the gate of the next stage is open", _legal(OP_ADVANCE), plain),
+    Feature("can_fossilize", "the gate to permanence is open", _legal(OP_FOSSILIZE), plain),
     Feature("boundary_norm", "norm of the gradient at the slot", _sensor(0), magnitude, True),
     Feature(
         "boundary_norm_relative",

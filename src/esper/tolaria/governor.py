@@ -10,13 +10,11 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
 from esper.leyline import (
-    LIVE_STAGES,
-    TRANSITIONS,
+    PRESENT_STAGES,
     BlueprintAction,
     EsperError,
     FactoredAction,
@@ -29,7 +27,9 @@ from esper.leyline import (
     SeedStateReport,
     SlotConfig,
     StructureError,
+    Veto,
     check_number,
+    legal_ops,
 )
 
 if TYPE_CHECKING:
@@ -196,23 +196,6 @@ class TolariaGovernor:
 # -- preflight -----------------------------------------------------------------------------------------------
 
 
-class Veto(StrEnum):
-    """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask
-    as well."""
-
-    LOSS_NON_FINITE = "loss_non_finite"
-    ACCURACY_NON_FINITE = "accuracy_non_finite"
-    SLOT_UNKNOWN = "slot_unknown"
-    SLOT_OCCUPIED = "slot_occupied"
-    SLOT_EMPTY = "slot_empty"
-    TOO_MANY_SEEDS = "too_many_seeds"
-    BLUEPRINT_UNKNOWN = "blueprint_unknown"
-    STAGE_FORBIDS = "stage_forbids"
-    GATE_SHUT = "gate_shut"
-    ALPHA_MOVING = "alpha_moving"
-    TOO_YOUNG = "too_young"
-
-
 def preflight(
     action: FactoredAction,
     reports: Mapping[str, SeedStateReport],
@@ -223,11 +206,11 @@ def preflight(
     val_accuracy: float,
     max_seeds: int = 0,
 ) -> Veto | None:
-    """The first reason against this mutation of one network: its measurements, then the rules that the action
-    mask has too. Waiting is never vetoed.
+    """The first reason against this operation on one network: its measurements, then the legality that the
+    report of the slot states and the action masks show too. Waiting is never vetoed.
 
-    `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means
-    no limit."""
+    `reports` covers the occupied slots, `blueprints` are those that may be germinated here; `max_seeds` 0
+    means no limit."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -237,40 +220,12 @@ def preflight(
     if not 0 <= action.slot_idx < slots.num_slots:
         return Veto.SLOT_UNKNOWN
     report = reports.get(slots.slot_id_for_index(action.slot_idx))
-    if action.op is LifecycleOp.GERMINATE:
-        return _veto_germination(action, report, reports, blueprints, max_seeds)
-    return _veto_operation(action.op, report)
-
-
-def _veto_germination(
-    action: FactoredAction,
-    report: SeedStateReport | None,
-    reports: Mapping[str, SeedStateReport],
-    blueprints: Collection[BlueprintAction],
-    max_seeds: int,
-) -> Veto | None:
     if report is not None:
-        return Veto.SLOT_OCCUPIED
-    present = sum(r.stage in LIVE_STAGES or r.stage is SeedStage.FOSSILIZED for r in reports.values())
-    if max_seeds > 0 and present >= max_seeds:
+        return report.vetoes.get(action.op)
+    if action.op not in legal_ops(SeedStage.DORMANT):
+        return Veto.SLOT_EMPTY
+    if 0 < max_seeds <= sum(other.stage in PRESENT_STAGES for other in reports.values()):
         return Veto.TOO_MANY_SEEDS
     if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
         return Veto.BLUEPRINT_UNKNOWN
-    return None
-
-
-def _veto_operation(op: LifecycleOp, report: SeedStateReport | None) -> Veto | None:
-    if report is None:
-        return Veto.SLOT_EMPTY
-    transition = TRANSITIONS.get((report.stage, op))
-    if transition is None:
-        return Veto.STAGE_FORBIDS
-    if transition.gate is not None and not (
-        report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance
-    ):
-        return Veto.GATE_SHUT
-    if transition.gate is None and report.time_to_target > 0:
-        return Veto.ALPHA_MOVING
-    if op is LifecycleOp.PRUNE and not report.can_prune:
-        return Veto.TOO_YOUNG
     return None

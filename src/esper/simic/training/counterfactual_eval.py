@@ -145,5 +145,6 @@ def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:
     for slot in slots:
         seed = env.model.model.seed_in(slot, env.row)
         if seed is not None and table.has_pairs(slot):
-            seed.metrics.interaction_sum = table.interaction_sum(slot)
-            seed.metrics.boost_received = table.boost_received(slot)
+            seed.update_metrics(
+                interaction_sum=table.interaction_sum(slot), boost_received=table.boost_received(slot)
+            )
