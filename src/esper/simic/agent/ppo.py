@@ -35,7 +35,7 @@ from esper.simic.agent.ppo_update import (
     masked_mean,
     normalize_advantages,
     optimize,
-    without_luck,
+    subtract_twin_baseline,
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
@@ -161,7 +161,7 @@ class PPOAgent:
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         self.popart.update(returns[batch.valid])
-        advantages = without_luck(advantages, batch.valid, self.twins)
+        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins)
         normalized_advantages, advantage_std = normalize_advantages(
             advantages,
             batch.choice,
@@ -193,7 +193,9 @@ class PPOAgent:
     def _metrics(
         self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float
     ) -> PPOUpdateMetrics:
-        valid, seen = batch.valid, loop.measured
+        valid, initial = batch.valid, loop.initial
+        # Without a kept step the policy is the one from before, which `initial` describes.
+        seen = loop.measured if loop.optimizer_steps else {name: [value] for name, value in initial.items()}
         return_mean = masked_mean(returns, valid)
         return PPOUpdateMetrics(
             update=self.updates + 1,
@@ -219,7 +221,7 @@ class PPOAgent:
             approx_kl_max=max(*seen["approx_kl"], loop.stop_kl or 0.0),
             ratio_max=max(seen["ratio_max"]),
             ratio_min=min(seen["ratio_min"]),
-            log_prob_drift=seen["log_prob_drift"][0],
+            log_prob_drift=initial["log_prob_drift"],
             grad_norm_max=max(seen["grad_norm"]),
             optimizer_steps=loop.optimizer_steps,
             skipped_steps=loop.skipped_steps,
