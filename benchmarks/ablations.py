@@ -19,11 +19,12 @@ import torch
 from benchmarks.play import show
 from esper.leyline import RewardConfig
 from esper.nissa import TelemetryHub
-from esper.proof.episodes import TRAINING, play
+from esper.proof.episodes import play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.config import PRESETS, resolve
+from esper.simic.training.evaluation import TRAINING
 
 FIRST = 700_000
 """The first seed that judges."""

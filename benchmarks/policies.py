@@ -15,11 +15,11 @@ import torch
 
 from benchmarks.play import EMBEDDED, outcomes, show
 from esper.leyline import EpisodeOutcome, PolicyProtocol
-from esper.proof.policies import shipped_schedules, tuned_thresholds
-from esper.proof.search import Schedule, load_schedules
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.tamiyo import AlwaysWait, FixedSchedule, RandomValid
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.schedules import Schedule, load_schedules
+from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 
 FIRST = 600_000
 """First env: none of these had a part in choosing a schedule or a threshold."""
@@ -69,7 +69,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for task in map(get_task_spec, options.tasks):
         start = time.process_time()
-        plan = load_schedules(shipped_schedules(task), task).best.schedule
+        plan = load_schedules(
+            shipped_schedules(task.name), task.name, slots=task.slots, blueprints=task.blueprints
+        ).best.schedule
         played = {
             label: outcomes(task, range(FIRST, FIRST + options.envs), make)
             for label, make in makers(task, plan).items()

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness import Row
+from benchmarks.harness import Datasets, Row
 from benchmarks.plain import PlainGrowing
 from esper.kasmina import blended_slots
 from esper.leyline import (
@@ -180,20 +180,28 @@ def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, floa
         return total - spent[0], spent[0], dict(trainer.seconds)
 
 
-def rows() -> Iterator[Row]:
+def rows(datasets: Datasets) -> Iterator[Row]:
     for name, goal in GOALS.items():
-        ratios = []
-        for grow in (False, True):
-            times = [one_round(name, grow=grow) for _ in range(2 if grow and name.startswith("cifar") else 3)]
-            ratios.append(statistics.median(a / b for a, b, _ in times))
-            kind = "growing" if grow else "empty"
-            yield Row(f"system.round_ms.{name}.{kind}", statistics.median(a for a, _, _ in times) * 1e3)
-            yield Row(f"system.ratio.{name}.{kind}", ratios[-1])
-            ours, _, phases = times[-1]
-            for phase, seconds in phases.items():
-                yield Row(f"system.share.{name}.{kind}.{phase}", seconds / ours)
-        yield Row(f"system.vs_bare.{name}", max(ratios), goal)
+        if reason := datasets.why_missing(get_task_spec(name).dataset):
+            yield Row(f"system.vs_bare.{name}", None, goal, skipped=reason)
+        else:
+            yield from _against_bare(name, goal)
     yield from growth_in_envs()
+
+
+def _against_bare(name: str, goal: float) -> Iterator[Row]:
+    ratios = []
+    for grow in (False, True):
+        repeats = 2 if grow and name.startswith("cifar") else 3
+        times = [one_round(name, grow=grow) for _ in range(repeats)]
+        ratios.append(statistics.median(ours / bare for ours, bare, _ in times))
+        kind = "growing" if grow else "empty"
+        yield Row(f"system.round_ms.{name}.{kind}", statistics.median(ours for ours, _, _ in times) * 1e3)
+        yield Row(f"system.ratio.{name}.{kind}", ratios[-1])
+        ours, _, phases = times[-1]
+        for phase, seconds in phases.items():
+            yield Row(f"system.share.{name}.{kind}.{phase}", seconds / ours)
+    yield Row(f"system.vs_bare.{name}", max(ratios), goal)
 
 
 def growth_in_envs() -> Iterator[Row]:

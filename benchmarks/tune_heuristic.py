@@ -24,10 +24,10 @@ import torch
 
 from benchmarks.play import outcomes
 from esper.leyline import PolicyProtocol, stream_seed
-from esper.proof.policies import SHIPPED, THRESHOLDS
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.shipped import SHIPPED, THRESHOLDS
 
 TASKS = ("digits_shift", "digits_impaired", "digits_baseline", "digits_scale")
 """In this order: all draw from one stream."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esper._files import write_atomic
-from esper.leyline import StructureError
+from esper.leyline import StructureError, allowed
 
 
 def require_equal(origin: object, name: str, stored: object, ours: object) -> None:
@@ -58,7 +58,9 @@ def write_archive(
     write_atomic(path, data)
 
 
-def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_archive(
+    path: str | os.PathLike[str], *, kind: str | tuple[str, ...]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and JSON of a file from `write_archive`; damage is reported with the name of the tensor it
     hit."""
     try:
@@ -73,7 +75,9 @@ def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, 
         meta = orjson.loads(header["esper"])
     except orjson.JSONDecodeError as error:
         raise StructureError(f"{path}: header field 'esper' is not JSON ({error})") from error
-    require_equal(path, "kind", meta.get("kind"), kind)
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if meta.get("kind") not in kinds:
+        raise StructureError(f"{path}: kind is {meta.get('kind')!r}; {allowed(kinds)}")
     digests = meta.pop("digests", {})
     for name in sorted(tensors.keys() | digests.keys()):
         if name not in tensors or _digest(tensors[name]) != digests.get(name):
