@@ -84,6 +84,28 @@ def decode(kind: type[T], data: object, origin: object) -> T:
     return value
 
 
+def decode_file(kind: type[T], path: Path, *, version: int) -> T:
+    """Decode a JSON file strictly. Its field `version` may be missing, which means 1, or at most `version`."""
+    try:
+        data = _parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise StructureError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have
+        raise StructureError(f"cannot read {str(path)!r}: {error}") from None
+    check_version(data, version, path)
+    return decode(kind, data, path)
+
+
+def check_version(data: object, newest: int, origin: object) -> None:
+    """Refuse a format that is newer than this Esper before its fields are decoded."""
+    version = data.get("version", 1) if isinstance(data, Mapping) else 1
+    if isinstance(version, int) and version > newest:
+        raise StructureError(
+            f"{origin}: version is {reprlib.repr(version)}, written by a newer Esper; this one reads up to "
+            f"version {newest}"
+        )
+
+
 def _parse_json(data: bytes, origin: object) -> object:
     try:
         return msgspec.json.decode(data)
