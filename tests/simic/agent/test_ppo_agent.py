@@ -309,10 +309,28 @@ class TestCheckpoint:
     @pytest.mark.parametrize("missing", ["popart", "updates", "seed", "config"])
     def test_missing_fields_are_named(self, toys, missing: str) -> None:
         tensors, meta = make(toys)[1].state()
-        with pytest.raises(StructureError, match=rf"field header\.{missing} is missing"):
+        with pytest.raises(StructureError, match=rf"field {missing} is missing"):
             PPOAgent.from_state(
                 tensors, {k: v for k, v in meta.items() if k != missing}, feature_schema=FEATURES
             )
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"updates": "7"}, "updates is '7': expected `int`"),
+            ({"num_envs": 0}, "num_envs is 0: expected `int` >= 1"),
+            ({"config": None}, "config is null"),
+            ({"config": {"clip": 0.2}}, r"field config\.gamma is missing"),
+            ({"popart": {"mean": [], "var": 1.0, "count": -1.0, "decay": 1.0}}, r"popart\.count is -1\.0"),
+            ({"schema": [1]}, r"schema is \[1\]"),
+            ({"version": 9}, "version is 9, written by a newer Esper"),
+            ({"colour": 1}, "field colour is unknown"),
+        ],
+    )
+    def test_wrong_fields_are_named(self, toys, change, message: str) -> None:
+        tensors, meta = make(toys)[1].state()
+        with pytest.raises(StructureError, match=message):
+            PPOAgent.from_state(tensors, meta | change, feature_schema=FEATURES)
 
     @pytest.mark.parametrize("name", ["network.value_out.bias", "adam.exp_avg.value_out.bias"])
     def test_missing_or_misshapen_tensors_are_named(self, toys, name: str) -> None:
