@@ -134,6 +134,8 @@ class TrainingConfig:
     """Whether the policy remembers earlier epochs."""
     blind: tuple[str, ...] = ()
     """Features that the policy is not shown; docs/observations.md lists them."""
+    sensors: tuple[str, ...] = ()
+    """Registered sensors that enter the observation beside the built-in ones."""
     updates_per_round: int = 1
     """PPO updates from each rollout."""
     teacher: str | None = None
