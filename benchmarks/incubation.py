@@ -66,7 +66,7 @@ def run(
                 seed = model.seed_in(SLOT, row)
                 assert seed is not None
                 # The gate's measurements are the trainer's business; here every seed blends on schedule.
-                seed.metrics.gradient_health = seed.metrics.gradient_ratio = 1.0
+                seed.update_metrics(gradient_health=1.0, gradient_ratio=1.0)
                 assert model.advance(SLOT, row=row).done
         if warm + training <= epoch < warm + training + TEMPO:
             model.step_epoch()

@@ -77,7 +77,7 @@ def grown(case: Case, slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")) -> Morp
         model.advance(slot)
         seed = model.seed_in(slot)
         assert seed is not None
-        seed.metrics.gradient_health = seed.metrics.gradient_ratio = 1.0
+        seed.update_metrics(gradient_health=1.0, gradient_ratio=1.0)
         model.advance(slot)
     model.step_epoch()
     return model.eval()

@@ -31,7 +31,9 @@ class Decider:
         place = np.arange(slots) % seen.table.shape[1]
         self.signals: list[TrainingSignals] = [seen.signals[i] for i in pick]
         self.table: ReportArray = np.ascontiguousarray(seen.table[pick][:, place])
-        self.sensors = np.ascontiguousarray(seen.sensors[pick][:, :, place])
+        self.sensors = {
+            name: np.ascontiguousarray(values[pick][:, place]) for name, values in seen.sensors.items()
+        }
         self.blueprints = env.rules.blueprint_mask
         torch.manual_seed(0)
         self.policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM))
