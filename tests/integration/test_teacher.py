@@ -15,7 +15,7 @@ from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
-from esper.tamiyo import FixedSchedule, Planting
+from esper.tamiyo import FixedSchedule, Planting, RandomValid
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedules import ScheduleResult, Schedules, save_schedules
 from run_helpers import SMALL, assert_same_run, rows, story, train
@@ -91,6 +91,7 @@ def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, mon
     ("make", "state"),
     [
         (lambda: Heuristic(None, 2), {"pruned": [["conv_light", "norm"], []]}),
+        (lambda: RandomValid(0, range(2)), {"episode": 3, "epoch": 7}),
         (lambda: FixedSchedule([PLAN, PLAN[1:]]), {"epoch": 3, "open": [[1], []]}),
     ],
 )

@@ -39,7 +39,7 @@ from esper.tamiyo.scripted import (
     SLOT_HEAD,
     STYLE_HEAD,
     TEMPO_HEAD,
-    Memoryless,
+    ScriptedPolicy,
     as_step,
     waiting,
 )
@@ -109,16 +109,15 @@ LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "ble
 STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
 
-class Heuristic(Memoryless):
+class Heuristic(ScriptedPolicy):
     """One set of rules for all envs; each env remembers which blueprints it has pruned."""
 
     def __init__(self, config: HeuristicConfig | None, envs: int) -> None:
         self.config = config or HeuristicConfig()
         self.begin(envs)
 
-    def begin(self, envs: int) -> None:
-        """A new episode."""
-        self._pruned: list[set[str]] = [set() for _ in range(envs)]
+    def begin(self, num_envs: int) -> None:
+        self._pruned: list[set[str]] = [set() for _ in range(num_envs)]
 
     def state(self) -> dict[str, Any]:
         return {"pruned": [sorted(names) for names in self._pruned]}
