@@ -248,12 +248,12 @@ def test_state_goes_through_json_and_continues_exactly() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"extra": 1}, "needs consecutive, history, requested"),
+        ({"extra": 1}, "field extra is unknown; allowed: history, consecutive, requested"),
         ({"history": [math.nan]}, "history is"),
         ({"history": [0.1] * 21}, "at most 20"),
         ({"history": "text"}, "history is"),
         ({"consecutive": -1}, "consecutive is -1"),
-        ({"requested": 1}, "requested 1"),
+        ({"requested": 1}, "requested is 1"),
     ],
 )
 def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
+from esper._files import decode
 from esper.leyline import (
     PRESENT_STAGES,
     BlueprintAction,
@@ -68,13 +71,26 @@ class GovernorConfig:
             check_number("governor", name, getattr(self, name), low=1, integer=True)
         if self.min_samples > self.history_window:
             raise EsperError(
-                f"governor: min_samples is {self.min_samples}, must not exceed history_window {self.history_window}"
+                f"governor: min_samples is {self.min_samples}, must not exceed history_window "
+                f"{self.history_window}"
             )
         if self.healthy_share + self.collapse_band >= 1.0:
             raise EsperError(
-                f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} overlap; "
-                "their sum must stay below 1"
+                f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} "
+                "overlap; their sum must stay below 1"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorState:
+    """What a checkpoint keeps of a governor beside its snapshot."""
+
+    history: list[float]
+    """Healthy losses, oldest first."""
+    consecutive: Annotated[int, msgspec.Meta(ge=0)]
+    """Suspicious checks in a row."""
+    requested: bool
+    """A snapshot is due as soon as the network is healthy."""
 
 
 class TolariaGovernor:
@@ -166,31 +182,19 @@ class TolariaGovernor:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Plain values; the tensors are in `last_good`, and stored by whoever stores tensors."""
-        return {"history": list(self._history), "consecutive": self.consecutive, "requested": self._requested}
+        """Plain values. The tensors are in `last_good`, which the caller stores."""
+        return asdict(GovernorState(list(self._history), self.consecutive, self._requested))
 
-    def load_state(self, state: Mapping[str, Any], last_good: Any) -> None:
-        """The inverse of `state` and `last_good`, strict."""
-        if set(state) != {"history", "consecutive", "requested"}:
+    def load_state(self, state: object, last_good: Any) -> None:
+        """Restore what `state` returned, decoded strictly, and the snapshot `last_good`."""
+        stored = decode(GovernorState, state, "governor")
+        window = self.config.history_window
+        if len(stored.history) > window or not all(math.isfinite(loss) for loss in stored.history):
             raise StructureError(
-                f"governor: state has fields {sorted(state)}, needs consecutive, history, requested"
+                f"governor: history is {stored.history!r}, must be at most {window} finite numbers"
             )
-        history, consecutive, requested = state["history"], state["consecutive"], state["requested"]
-        if (
-            not isinstance(history, list)
-            or len(history) > self.config.history_window
-            or not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in history)
-        ):
-            raise StructureError(
-                f"governor: history is {history!r}, must be at most {self.config.history_window} finite numbers"
-            )
-        if not isinstance(consecutive, int) or consecutive < 0 or not isinstance(requested, bool):
-            raise StructureError(
-                f"governor: consecutive is {consecutive!r}, requested {requested!r}; "
-                "allowed: a count from 0 up, true or false"
-            )
-        self._history = deque(map(float, history), maxlen=self.config.history_window)
-        self.consecutive, self._requested, self.last_good = consecutive, requested, last_good
+        self._history = deque(stored.history, maxlen=window)
+        self.consecutive, self._requested, self.last_good = stored.consecutive, stored.requested, last_good
 
 
 # -- preflight -----------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from esper.leyline import (
     TelemetryEvent,
     stream_seed,
 )
+from esper.simic.sensors import Sensor
 from esper.simic.telemetry.emitters import apply_slot_telemetry, emit_with_env_context
 from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
@@ -49,6 +50,7 @@ def create_env_group(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss_scaling: bool = False,
     twins: int = 1,
+    extra_sensors: tuple[Sensor, ...] = (),
 ) -> EnvGroup:
     """A population on one device, one env in each of its first rows; the others idle. Half precision needs
     `loss_scaling`; `twins` successive envs share a world."""
@@ -62,6 +64,7 @@ def create_env_group(
         torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling
     )
     group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
+    group.extra_sensors = extra_sensors
     group.envs = [
         create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
         for row, env_id in enumerate(env_ids)

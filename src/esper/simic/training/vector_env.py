@@ -31,6 +31,7 @@ from esper.simic.training.batch_ops import (
     finish_training,
     process_train_batch,
     process_val_batch,
+    stack_sensors,
     to_host,
 )
 from esper.simic.training.counterfactual_eval import Validation
@@ -51,7 +52,7 @@ class Observation:
     signals: list[TrainingSignals]
     reports: list[dict[str, SeedStateReport]]
     table: ReportArray  # [E, S]
-    sensors: npt.NDArray[np.float64]  # [E, 3 or 4, S]
+    sensors: dict[str, npt.NDArray[np.float64]]  # by name, [E, S] each
     masks: ActionMasks
     panics: dict[int, GovernorReport]
 
@@ -138,8 +139,7 @@ class VectorEnv:
         masks = compute_action_masks(
             build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds
         )
-        sensors = np.array([env.sensors for env in self.envs])
-        return Observation(epoch, signals, reports, table, sensors, masks, panics)
+        return Observation(epoch, signals, reports, table, stack_sensors(self.envs), masks, panics)
 
     def act(
         self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False
