@@ -228,7 +228,7 @@ class MorphogeneticModel(nn.Module):
             ),
         )
         if result.done:
-            slot.seed(row).metrics.host_params = self.host_params
+            slot.seed(row).update_metrics(host_params=self.host_params)
             self.germinations[row] += 1
         self.changed()
         return result
@@ -339,9 +339,9 @@ class MorphogeneticModel(nn.Module):
         for slot in self.slots():
             seed = slot.seeds[self.check_row(row)]
             if seed is not None and seed.is_present:
-                seed.metrics.record_accuracy(accuracy)
+                seed.record_accuracy(accuracy)
                 if contributions is not None and slot.slot_id in contributions:
-                    seed.metrics.record_contribution(contributions[slot.slot_id])
+                    seed.record_contribution(contributions[slot.slot_id])
 
     def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
         """Give every learning seed what the last step measured of its gradient.
@@ -358,9 +358,7 @@ class MorphogeneticModel(nn.Module):
         for i, slot_id in enumerate(slots):
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
-                    seed.metrics.record_gradient(
-                        norm[i][row], host[row], vanishing[i][row], exploding[i][row]
-                    )
+                    seed.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
 
     # -- passes ----------------------------------------------------------------------------------------------
 

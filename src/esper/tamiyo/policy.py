@@ -23,12 +23,19 @@ from torch.nn.functional import one_hot
 
 from esper._archive import load_tensors, read_archive, require_equal, require_fields, write_archive
 from esper.leyline import (
+    ALPHA_CURVE_STEEPNESS,
+    ALPHA_CURVE_VALUES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGET_VALUES,
     HEAD_ENUMS,
     HEAD_NAMES,
     IRRELEVANT_VALUES,
     NUM_HEADS,
     OP_NAMES,
     RELEVANCE,
+    STYLE_ALPHA_ALGORITHMS,
+    STYLE_CURVES,
+    TEMPO_EPOCHS,
     ActionMasks,
     EsperError,
     PolicyObservation,
@@ -479,9 +486,24 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
 
 
 def action_contract() -> str:
-    """A hash of heads, their members and the relevance table: equal hashes mean that stored actions mean the
-    same."""
+    """A hash of the heads, their members, what the members stand for and the relevance table: equal hashes
+    mean that stored actions mean the same."""
     members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
+    meanings = {
+        "tempo_epochs": TEMPO_EPOCHS,
+        "alpha_targets": ALPHA_TARGET_VALUES,
+        "alpha_speed_epochs": ALPHA_SPEED_EPOCHS,
+        "alpha_curves": [curve.name for curve in ALPHA_CURVE_VALUES],
+        "alpha_curve_steepness": ALPHA_CURVE_STEEPNESS,
+        "style_algorithms": [algorithm.name for algorithm in STYLE_ALPHA_ALGORITHMS],
+        "style_curves": [curve.name for curve in STYLE_CURVES],
+    }
     return schema_hash(
-        {"heads": HEAD_NAMES, "members": members, "relevance": RELEVANCE, "irrelevant": IRRELEVANT_VALUES}
+        {
+            "heads": HEAD_NAMES,
+            "members": members,
+            "meanings": meanings,
+            "relevance": RELEVANCE,
+            "irrelevant": IRRELEVANT_VALUES,
+        }
     )
