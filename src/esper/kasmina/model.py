@@ -154,7 +154,7 @@ class MorphogeneticModel(nn.Module):
         self.host_births = [0] * self.population
         if random_seeds is not None and len(random_seeds) != self.population:
             raise PopulationError(
-                f"{len(random_seeds)} random seeds for a population of {self.population}; allowed: one for each row"
+                f"{len(random_seeds)} random seeds for a population of {self.population}; allowed: one per row"
             )
         for row in range(self.population):
             self.reset_row(row, row if random_seeds is None else random_seeds[row])
@@ -178,7 +178,7 @@ class MorphogeneticModel(nn.Module):
         return row
 
     def reset_row(self, row: int, random_seed: int) -> None:
-        """A fresh network in this row: every slot empty, host weights and buffers drawn from the random seed."""
+        """A fresh network in this row: all slots empty, the host drawn from the random seed."""
         self.check_row(row)
         for slot in self.slots():
             slot.clear_row(row)
