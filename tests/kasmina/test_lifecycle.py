@@ -107,7 +107,7 @@ def test_the_whole_path_with_strict_gates():
     model.record_epoch(row, 40.5)
     assert view.step_epoch() == []
     seed = model.seed_in(SLOT, row)
-    seed.metrics.gradient_ratio, seed.metrics.gradient_health = 0.5, 1.0
+    seed.update_metrics(gradient_ratio=0.5, gradient_health=1.0)
     assert view.reports()[SLOT].can_advance
 
     assert moves(passed(view.advance(SLOT)).records) == [(K.STAGE_CHANGED, S.TRAINING, S.BLENDING)]
@@ -168,11 +168,12 @@ def test_the_clock_alone_counts_epochs():
     assert model.reports()[SLOT].metrics.contribution_age == 2
 
 
-def test_a_report_is_a_copy():
+def test_a_report_stays_as_it_was():
     model = make("mlp")
     bring(model, SLOT, "norm", S.TRAINING)
-    model.reports()[SLOT].metrics.epochs_total = 99
-    assert model.reports()[SLOT].metrics.epochs_total == 0
+    before = model.reports()[SLOT]
+    model.step_epoch()
+    assert (before.metrics.epochs_total, model.reports()[SLOT].metrics.epochs_total) == (0, 1)
 
 
 def test_each_stage_starts_its_own_accuracy_baseline():
@@ -685,9 +686,9 @@ def test_bad_input_gets_a_typed_error_and_changes_nothing(call, error, message):
         (lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c0"]), SlotIdError, "not unique"),
         (lambda: MorphogeneticModel(CNNHost(1, base=2), []), SlotIdError, "at least one slot"),
         (
-            lambda: MorphogeneticModel(CNNHost(8, base=2), seeds=[1, 2]),
+            lambda: MorphogeneticModel(CNNHost(8, base=2), random_seeds=[1, 2]),
             PopulationError,
-            "2 initial seeds for a population of 8",
+            "2 random seeds for a population of 8; allowed: one per row",
         ),
         (lambda: Pacing(embargo_epochs=-1), EsperError, "embargo_epochs is -1"),
         (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G5})), EsperError, "allowed: G1, G2, G3"),

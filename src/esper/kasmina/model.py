@@ -7,7 +7,7 @@ segments of the host on lanes, with seeds applied to some of the lanes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class MorphogeneticModel(nn.Module):
         gates: GateConfig | None = None,
         pacing: Pacing | None = None,
         incubation: Incubation = Incubation.SHADOW,
-        seeds: Sequence[int] | None = None,
+        random_seeds: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         specs = {spec.slot_id: spec for spec in host.injection_specs()}
@@ -152,10 +152,12 @@ class MorphogeneticModel(nn.Module):
         self.germinations = [0] * self.population
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
         self.host_births = [0] * self.population
-        if seeds is not None and len(seeds) != self.population:
-            raise PopulationError(f"{len(seeds)} initial seeds for a population of {self.population}")
+        if random_seeds is not None and len(random_seeds) != self.population:
+            raise PopulationError(
+                f"{len(random_seeds)} random seeds for a population of {self.population}; allowed: one per row"
+            )
         for row in range(self.population):
-            self.reset_row(row, row if seeds is None else seeds[row])
+            self.reset_row(row, row if random_seeds is None else random_seeds[row])
 
     # -- rows and slots --------------------------------------------------------------------------------------
 
@@ -175,12 +177,12 @@ class MorphogeneticModel(nn.Module):
             raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
         return row
 
-    def reset_row(self, row: int, seed: int) -> None:
-        """A fresh network in this row: every slot empty, host weights and buffers drawn from the seed."""
+    def reset_row(self, row: int, random_seed: int) -> None:
+        """A fresh network in this row: all slots empty, the host drawn from the random seed."""
         self.check_row(row)
         for slot in self.slots():
             slot.clear_row(row)
-        seed_row(self.host, row, seed)
+        seed_row(self.host, row, random_seed)
         self.germinations[row] = 0
         self.host_births[row] += 1
         self.changed()
@@ -226,7 +228,7 @@ class MorphogeneticModel(nn.Module):
             ),
         )
         if result.done:
-            slot.seed(row).metrics.host_params = self.host_params
+            slot.seed(row).update_metrics(host_params=self.host_params)
             self.germinations[row] += 1
         self.changed()
         return result
@@ -354,9 +356,9 @@ class MorphogeneticModel(nn.Module):
         for slot in self.slots():
             seed = slot.seeds[self.check_row(row)]
             if seed is not None and seed.is_present:
-                seed.metrics.record_accuracy(accuracy)
+                seed.record_accuracy(accuracy)
                 if contributions is not None and slot.slot_id in contributions:
-                    seed.metrics.record_contribution(contributions[slot.slot_id])
+                    seed.record_contribution(contributions[slot.slot_id])
 
     def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
         """Give every learning seed what the last step measured of its gradient.
@@ -373,9 +375,7 @@ class MorphogeneticModel(nn.Module):
         for i, slot_id in enumerate(slots):
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
-                    seed.metrics.record_gradient(
-                        norm[i][row], host[row], vanishing[i][row], exploding[i][row]
-                    )
+                    seed.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -446,12 +446,12 @@ class MorphogeneticModel(nn.Module):
 
     def _blend(self, slot_id: str, h: Tensor, g: Growth, mode: Mode) -> Tensor:
         slot = self.slot(slot_id)
-        lanes = Lanes(g.lanes.count, mode, g.lanes.rows)
+        lanes = replace(g.lanes, mode=mode)
         delta = slot.banks[g.bank](h, lanes)
         alpha = self.layout.per_lane(g.alpha, h, lanes.count)
         out = torch.addcmul(h, delta, alpha)
         if g.gate is not None:
-            gated = torch.addcmul(h, delta, alpha * slot.banks[GATE_BANK](h, lanes))
+            gated = h + self.layout.scale(delta, alpha * slot.banks[GATE_BANK](h, lanes), lanes)
             out = torch.where(self.layout.per_lane(g.gate, h, lanes.count), gated, out)
         if g.multiply is not None:
             out = torch.where(
@@ -576,7 +576,7 @@ class MorphogeneticModel(nn.Module):
                 Growth(
                     bank=bank,
                     positions=None if everywhere else torch.tensor(padded, device=anchor.device),
-                    lanes=self.lanes(rows, Mode.TRAIN),
+                    lanes=self.lanes(rows, Mode.TRAIN, padding=len(rows) - len(members)),
                     count=len(members),
                     alpha=torch.tensor(
                         [seed.alpha.alpha if alpha is None else alpha for seed in seeds],
@@ -589,12 +589,12 @@ class MorphogeneticModel(nn.Module):
             )
         return growth
 
-    def lanes(self, rows: list[int], mode: Mode) -> Lanes:
-        """Lanes that stand for `rows`, padding included."""
-        everyone = rows == list(range(self.population))
-        return Lanes(
-            len(rows), mode, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device)
-        )
+    def lanes(self, rows: list[int], mode: Mode, *, padding: int = 0) -> Lanes:
+        """Lanes that stand for `rows`, of which the last `padding` fill the list up."""
+        if rows == list(range(self.population)):
+            return Lanes(len(rows), mode)
+        device = self.slots()[0].anchor.device
+        return Lanes(len(rows), mode, torch.tensor(rows, device=device), padding)
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
         """Fill up to a multiple of eight with the first item; a population of one needs no company."""

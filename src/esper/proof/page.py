@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
-from html import escape
-from importlib.resources import files
 from typing import Any
 
-from esper._charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
+from esper._charts import RIGHT, WIDTH, document, escape, figure, number, stacked, table, tag, ticks
 from esper._statistics import Estimate
 from esper.leyline import LifecycleOp
 from esper.proof.compare import LEARNED
@@ -150,15 +146,6 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
     return figures
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [_row("th", heads), *(_row("td", row) for row in rows)]
-    return tag("div", tag("table", "".join(lines)), css="wide")
-
-
-def _row(kind: str, cells: Sequence[str]) -> str:
-    return tag("tr", "".join(tag(kind, escape(cell)) for cell in cells))
-
-
 def _schedule(result: Mapping[str, Any]) -> str:
     if result["schedule"] is None:
         return "none"
@@ -179,27 +166,12 @@ def _section(result: Mapping[str, Any]) -> str:
     ]
     for title, heads, rows in tables(result):
         if rows:
-            parts += [tag("h3", escape(title)), _table(heads, rows)]
+            parts += [tag("h3", escape(title)), table(heads, rows)]
     for name, why in result["absent"].items():
         parts.append(tag("p", escape(f"left out {name}: {why}"), css="absent"))
     return tag("section", "".join(parts))
 
 
-def _asset(name: str) -> tuple[str, str]:
-    """A file that all HTML pages of Esper share, and its hash for the page's content security policy."""
-    text = files("esper").joinpath("karn", "assets", name).read_text(encoding="utf-8")
-    return text, f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
 def page(results: Sequence[Mapping[str, Any]]) -> str:
     """The comparison on each task as one HTML page that loads nothing."""
-    (style, style_hash), (script, script_hash) = _asset("report.css"), _asset("report.js")
-    policy = f"default-src 'none'; style-src {style_hash}; script-src {script_hash}"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>proof: {escape(results[0]['task'])}</title><style>{style}</style></head><body>"
-        f"<header><h1>Proof</h1></header><main>{''.join(map(_section, results))}</main>"
-        f"<script>{script}</script></body></html>\n"
-    )
+    return document(f"Proof: {results[0]['task']}", "", "".join(map(_section, results)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -39,47 +39,49 @@ from esper.tamiyo.scripted import (
     SLOT_HEAD,
     STYLE_HEAD,
     TEMPO_HEAD,
-    Memoryless,
+    ScriptedPolicy,
     as_step,
     waiting,
 )
 
+NORMALISERS = {feature.name: feature.normaliser for feature in (*BASE, *SLOT)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
-    """Every threshold of the rules. Those that `python -m benchmarks.tune_heuristic` found for a task ship
-    with the package."""
+    """Thresholds of the rules. `python -m benchmarks.tune_heuristic` tunes them for a task; the tuned ones
+    ship with the package."""
 
     blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
-    """Strongest first; one that was pruned is not planted in the same network again."""
+    """Blueprints to germinate, strongest first. After a prune, a network does not get the same one again."""
     min_progress: float = 0.0
-    """Plant from this share of the episode on …"""
+    """Fraction of the episode before which nothing is germinated."""
     max_progress: float = 0.3
-    """… until this one: a seed needs time."""
+    """Fraction of the episode after which nothing is germinated: a seed needs time."""
     max_rank: float = 0.55
-    """Plant only in a network with a slot that no larger share of independent channels reaches …"""
+    """Largest feature rank (fraction of independent channels) of a network's worst slot at which it grows."""
     rank_step: float = 0.6
-    """… (of this share of it for each seed that is already there), …"""
+    """Factor on max_rank for each seed that the network already has."""
     min_tap_ratio: float = 1.0
-    """… in a slot where off-centre taps would receive this much of the centre's gradient, …"""
+    """Smallest gradient of off-centre taps, relative to the centre's, at which a slot is a candidate."""
     plateau_epochs: int = 3
-    """… or anywhere, once the network has settled and gained nothing for so many epochs."""
+    """Number of epochs without gain after which every slot of a settled network is a candidate."""
     strong_tap_ratio: float = 1.0
-    """From this ratio on a slot gets the strongest blueprint, below it the next."""
+    """Tap ratio from which a slot gets the strongest blueprint; below it gets the second."""
     growth_weight: float = 2.0
-    """Slots are ranked by ln(tap ratio) + this · ln(growth score) …"""
+    """Weight of ln(growth score) beside ln(tap ratio) when candidates are ranked."""
     depth_price: float = 1.0
-    """… − this · depth, from 0 for the first slot to 1 for the last: later layers are wider and cost more."""
+    """Subtracted from a candidate's rank, times its depth (0 first slot, 1 last): later layers cost more."""
     max_seeds: int = 3
-    """Of one network, fossils included."""
+    """Maximum number of seeds of one network, fossilized ones included."""
     max_live: int = 3
-    """Of them not yet permanent."""
+    """Maximum number of seeds that are not yet fossilized."""
     fail_age: float = 0.15
-    """A seed may be given up after this share of the episode in its stage …"""
+    """Fraction of the episode that a seed spends in its stage before it may count as failing."""
     fail_drop: float = 10.0
-    """… if accuracy has dropped by so many points since."""
+    """Loss of accuracy since the start of the stage, in points, at which a seed counts as failing."""
     min_contribution: float = 1.0
-    """A holding seed that contributes so many points is made permanent; one that does not is pruned."""
+    """Contribution, in points, from which a holding seed is fossilized; below it is pruned."""
 
     def __post_init__(self) -> None:
         blueprint_mask(self.blueprints)
@@ -99,9 +101,25 @@ class HeuristicConfig:
             "min_contribution",
         ):
             check_number("heuristic", name, getattr(self, name))
-        for name, high in (("plateau_epochs", 10), ("fail_drop", 30), ("min_contribution", 30)):
-            if getattr(self, name) > high:  # where the features end
-                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high} or less")
+        for name, feature in (
+            ("plateau_epochs", "plateau"),
+            ("fail_drop", "improvement"),
+            ("min_contribution", "contribution"),
+        ):
+            normaliser = NORMALISERS[feature]
+            high = normaliser.curved(normaliser.high)
+            if getattr(self, name) > high:  # the feature is clipped there
+                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high:g} or less")
+
+    def over(self, tuned: HeuristicConfig) -> HeuristicConfig:
+        """The tuned thresholds, except those that this config changes from their defaults."""
+        default = HeuristicConfig()
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(default, f.name)
+        }
+        return replace(tuned, **changed)
 
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)
@@ -109,16 +127,15 @@ LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "ble
 STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
 
-class Heuristic(Memoryless):
+class Heuristic(ScriptedPolicy):
     """One set of rules for all envs; each env remembers which blueprints it has pruned."""
 
     def __init__(self, config: HeuristicConfig | None, envs: int) -> None:
         self.config = config or HeuristicConfig()
         self.begin(envs)
 
-    def begin(self, envs: int) -> None:
-        """A new episode."""
-        self._pruned: list[set[str]] = [set() for _ in range(envs)]
+    def begin(self, num_envs: int) -> None:
+        self._pruned: list[set[str]] = [set() for _ in range(num_envs)]
 
     def state(self) -> dict[str, Any]:
         return {"pruned": [sorted(names) for names in self._pruned]}
@@ -142,10 +159,8 @@ class Heuristic(Memoryless):
                 if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]
             ]
             if slot >= 0 and names:
-                strong = (
-                    math.exp(4 * float(slots[env, slot, SLOT_COLUMN["tap_ratio"]]))
-                    >= self.config.strong_tap_ratio
-                )
+                tap_ratio = math.exp(float(_raw(slots[env, slot], "tap_ratio")))
+                strong = tap_ratio >= self.config.strong_tap_ratio
                 name = names[0] if strong else names[min(1, len(names) - 1)]
                 heads = STANDARD_HEADS | {
                     SLOT_HEAD: slot,
@@ -163,7 +178,8 @@ class Heuristic(Memoryless):
     def _wanted_slots(self, base: Tensor, slots: Tensor, free: Tensor) -> Tensor:
         """[E] the slot to plant in, or −1."""
         config = self.config
-        progress, plateau = base[:, BASE_COLUMN["progress"]], base[:, BASE_COLUMN["plateau"]] * 10
+        progress = base[:, BASE_COLUMN["progress"]]
+        plateau = NORMALISERS["plateau"].curved(base[:, BASE_COLUMN["plateau"]])
         live = slots[..., LIVE].sum((1, 2))
         seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
         may = (
@@ -174,12 +190,9 @@ class Heuristic(Memoryless):
             & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank * config.rank_step**seeds)
         )
         still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
-        taps, measured = (
-            slots[..., SLOT_COLUMN["tap_ratio"]] * 4,
-            slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0,
-        )
+        taps, measured = _raw(slots, "tap_ratio"), slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
         blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))
-        growth = slots[..., SLOT_COLUMN["growth_score"]] * 4
+        growth = _raw(slots, "growth_score")
         score = taps + config.growth_weight * growth - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
         score = torch.where(free & may[:, None] & (blind | still[:, None]), score, -torch.inf)
         best, slot = score.max(1)
@@ -187,10 +200,10 @@ class Heuristic(Memoryless):
 
     def _tend(self, slots: Tensor, legal: Tensor) -> tuple[int, int] | None:
         """What a seed needs first: to be made permanent, to be removed, to move on."""
-        contribution = slots[:, SLOT_COLUMN["contribution"]] * 10
+        contribution = _raw(slots, "contribution")
         measured = slots[:, SLOT_COLUMN["contribution"] + 1] > 0
         holding = slots[:, SLOT_COLUMN["stage_holding"]] > 0
-        dropped = slots[:, SLOT_COLUMN["improvement"]] * 10 < -self.config.fail_drop
+        dropped = _raw(slots, "improvement") < -self.config.fail_drop
         failing = dropped & (slots[:, SLOT_COLUMN["stage_age"]] >= self.config.fail_age) & ~holding
         useful = contribution >= self.config.min_contribution
         for op, wanted in (
@@ -202,3 +215,8 @@ class Heuristic(Memoryless):
             if len(found):
                 return int(found[0]), op
         return None
+
+
+def _raw(slots: Tensor, name: str) -> Tensor:
+    """A slot feature in its own unit: percentage points, or the logarithm of a ratio."""
+    return NORMALISERS[name].curved(slots[..., SLOT_COLUMN[name]])

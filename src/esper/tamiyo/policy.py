@@ -25,18 +25,24 @@ from torch.nn.functional import one_hot
 from esper._archive import check_tensors, load_tensors, read_archive, require_equal, write_archive
 from esper._files import check_version, decode
 from esper.leyline import (
+    ALPHA_CURVE_STEEPNESS,
+    ALPHA_CURVE_VALUES,
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGET_VALUES,
     HEAD_ENUMS,
     HEAD_NAMES,
     IRRELEVANT_VALUES,
     NUM_HEADS,
     OP_NAMES,
     RELEVANCE,
+    STYLE_ALPHA_ALGORITHMS,
+    STYLE_CURVES,
+    TEMPO_EPOCHS,
     ActionMasks,
     EsperError,
     PolicyObservation,
     PolicyStep,
     ShapeError,
-    StructureError,
     head_sizes,
     stream_seed,
 )
@@ -366,14 +372,15 @@ class RecurrentPolicy:
         return self.network.initial_hidden(num_envs)
 
     def begin(self, num_envs: int) -> None:
-        """Start a new episode. The memory of an episode is the hidden state, which the caller keeps."""
+        """Nothing to do: the memory of an episode is the hidden state, which the caller keeps."""
 
     def state(self) -> dict[str, Any]:
+        """Empty: weights are saved with `save`."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if state:
-            raise StructureError(f"a learned policy has no state of its own, got fields {sorted(state)}")
+            raise EsperError(f"a recurrent policy has no state of its own, but got fields {sorted(state)}")
 
     def distribution(
         self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor
@@ -531,9 +538,24 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
 
 
 def action_contract() -> str:
-    """A hash of heads, their members and the relevance table: equal hashes mean that stored actions mean the
-    same."""
+    """A hash of the heads, their members, what the members stand for and the relevance table: equal hashes
+    mean that stored actions mean the same."""
     members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
+    meanings = {
+        "tempo_epochs": TEMPO_EPOCHS,
+        "alpha_targets": ALPHA_TARGET_VALUES,
+        "alpha_speed_epochs": ALPHA_SPEED_EPOCHS,
+        "alpha_curves": [curve.name for curve in ALPHA_CURVE_VALUES],
+        "alpha_curve_steepness": ALPHA_CURVE_STEEPNESS,
+        "style_algorithms": [algorithm.name for algorithm in STYLE_ALPHA_ALGORITHMS],
+        "style_curves": [curve.name for curve in STYLE_CURVES],
+    }
     return schema_hash(
-        {"heads": HEAD_NAMES, "members": members, "relevance": RELEVANCE, "irrelevant": IRRELEVANT_VALUES}
+        {
+            "heads": HEAD_NAMES,
+            "members": members,
+            "meanings": meanings,
+            "relevance": RELEVANCE,
+            "irrelevant": IRRELEVANT_VALUES,
+        }
     )

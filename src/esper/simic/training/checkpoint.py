@@ -23,7 +23,6 @@ from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import BatchSummary
 from esper.simic.training.action_execution import measure
 from esper.simic.training.vector_env import Ledger
-from esper.tamiyo.scripted import Memoryless
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -43,9 +42,6 @@ _ENV_VALUES = (
     "val_loss",
     "val_correct",
     "val_total",
-    "epoch_rewards",
-    "epoch_counts",
-    "epoch_successes",
     "episode_idx",
     "sensors",
     "germinated",
@@ -151,6 +147,8 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> tuple[dict[str, Tenso
             "is_best",
             "agent",
             "progress",
+            "policy",
+            "teacher",
             "normalizer",
             "recorder",
             "round",
@@ -201,6 +199,8 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
             "best": progress.best,
             "history": [asdict(summary) for summary in progress.history],
         },
+        "policy": context.policy.state(),
+        "teacher": None if context.teacher is None else context.teacher.state(),
         "normalizer": context.normalizer.state_dict(),
         "recorder": trainer.recorder.state(),
         "round": _capture_round(trainer, tensors) if progress.epoch else None,
@@ -209,7 +209,7 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    env, policy = trainer.env, trainer.context.policy
+    env = trainer.env
     if trainer.hidden is not None:
         tensors |= {"hidden.h": trainer.hidden[0], "hidden.c": trainer.hidden[1]}
     tensors["reset"] = trainer.reset
@@ -217,8 +217,6 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
         "data": env.train.state(),
         "rewards": trainer.context.rewards.state(),
         "decisions": _decided(trainer.decisions),
-        "policy": policy.state() if isinstance(policy, Memoryless) else {},
-        "teacher": trainer.teacher.state() if isinstance(trainer.teacher, Memoryless) else {},
         "ledger": {
             "final_accs": env.ledger.final_accs,
             "total_rewards": env.ledger.total_rewards,
@@ -283,6 +281,9 @@ def restore(
             BatchSummary(**summary | {"objectives": tuple(summary["objectives"])})
             for summary in stored["history"]
         ]
+        trainer.context.policy.load_state(meta["policy"])
+        if trainer.context.teacher is not None:
+            trainer.context.teacher.load_state(meta["teacher"])
         trainer.context.normalizer.load_state_dict(meta["normalizer"])
         trainer.recorder.load_state(meta["recorder"])
         if meta["round"] is not None:
@@ -314,12 +315,6 @@ def _restore_round(
     trainer.decisions.offered[:] = torch.tensor(decisions["offered"])
     trainer.decisions.counts, trainer.decisions.successes = decisions["counts"], decisions["successes"]
     trainer.decisions.rewards = decisions["rewards"]
-    if isinstance(trainer.context.policy, Memoryless):
-        trainer.context.policy.begin(trainer.num_envs)
-        trainer.context.policy.load_state(meta["policy"])
-    if isinstance(trainer.teacher, Memoryless):
-        trainer.teacher.begin(trainer.num_envs)
-        trainer.teacher.load_state(meta["teacher"])
     env.ledger = Ledger(**meta["ledger"])
     hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
     trainer.hidden = (hidden[0], hidden[1]) if hidden else None

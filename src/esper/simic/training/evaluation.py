@@ -48,11 +48,10 @@ def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: i
 def populations(
     task: TaskSpec, networks: Sequence[int], *, root_seed: int, size: int | None = None
 ) -> Iterator[VectorEnv]:
-    """Envs for the networks in even parts of at most `size` (by default the task's population), one part after
-    the other."""
+    """Envs for the networks in populations of `size` (by default the task's), one after the other. The last one
+    is as wide as the others: its idle rows cost time, and a network's result does not depend on the number of
+    networks that are evaluated."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
     networks, size = sorted(networks), size or task.population
-    parts = -(-len(networks) // size)
-    for i in range(parts):
-        part = networks[len(networks) * i // parts : len(networks) * (i + 1) // parts]
-        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
+    for first in range(0, len(networks), size):
+        yield open_env(task, networks[first : first + size], root_seed=root_seed, rows=size)

@@ -20,7 +20,7 @@ from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import TRAINING, populations
 from esper.tamiyo import FixedSchedule
 from esper.tamiyo.schedules import Pattern, Schedule, Schedules, load_schedules, marks
-from esper.tamiyo.scripted import Memoryless
+from esper.tamiyo.scripted import ScriptedPolicy
 
 Array = npt.NDArray[np.float64]
 RIDGE = 10.0
@@ -98,7 +98,7 @@ def fit_probe(
     return Probe(mean, scale, np.asarray(weights, np.float64))
 
 
-class ProbePolicy(Memoryless):
+class ProbePolicy(ScriptedPolicy):
     """Classifies each network by its first observation, then follows the schedule for that pattern."""
 
     def __init__(self, probe: Probe, by_pattern: Mapping[Pattern, Schedule]) -> None:
@@ -106,8 +106,7 @@ class ProbePolicy(Memoryless):
         self.begin(0)
 
     def begin(self, num_envs: int) -> None:
-        self._patterns: list[Pattern] = []
-        self._following = FixedSchedule([])
+        self._follow([])
 
     def state(self) -> dict[str, Any]:
         return {

@@ -23,6 +23,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
 from esper.simic.rewards import RewardEngine
 from esper.simic.seed_management import calculate_entropy_anneal_steps
+from esper.simic.sensors import registered_sensors
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
@@ -40,18 +41,17 @@ from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
-from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, columns, schema
+from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
-from esper.tamiyo.shipped import shipped_schedules
+from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
 
-FEATURE_NAMES = [feature.name for feature in (*BASE, *SLOT)]
 AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _stop = threading.Event()
@@ -103,8 +103,13 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         )
     if config.amp == "fp16" and task.population != 1:
         raise EsperError(
-            f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
-            "several networks; allowed: population 1, or amp bf16"
+            f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot "
+            "serve several networks; allowed: population 1, or amp bf16"
+        )
+    if task.population % config.twins:
+        raise EsperError(
+            f"config: twins {config.twins} with population {task.population} of task {task.name}: twins share "
+            "a population, so its size must be a multiple of their number"
         )
     return task
 
@@ -176,12 +181,12 @@ def build_trainer(
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
     )
-    trainer = VectorizedPPOTrainer(
+    return VectorizedPPOTrainer(
         RunContext(
             config=config,
             env=env,
             agent=agent,
-            policy=agent.policy if agent is not None else build_policy(config),
+            policy=agent.policy if agent is not None else build_policy(config, task),
             teacher=build_teacher(config, task),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
@@ -190,8 +195,6 @@ def build_trainer(
             stop=stop_requested,
         )
     )
-    env.rules = replace(env.rules, charge=trainer.charge)
-    return trainer
 
 
 class Unscaled(RewardNormalizer):
@@ -205,10 +208,13 @@ class Unscaled(RewardNormalizer):
 def build_env(
     config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
 ) -> VectorEnv:
-    """Populations on the devices in turn, one stream each, and the batches for them."""
+    """Populations on the devices in turn, one stream each, and the batches for them.
+
+    Every population has the task's width, whatever the number of envs: env i is always row i % width of
+    population i // width. Rows without an env are trained like the others and cost as much."""
+    sensors = registered_sensors(config.sensors)
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
-    rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
     if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
@@ -226,14 +232,14 @@ def build_env(
         task.batch_size,
         steps_per_epoch=task.steps_per_epoch,
         seed=config.seed,
-        rows=rows,
+        rows=[size] * len(ids),
         devices=places,
     )
     groups = [
         create_env_group(
             task,
             members,
-            population=count,
+            population=size,
             device=place,
             root_seed=config.seed,
             governor=config.governor,
@@ -242,8 +248,9 @@ def build_env(
             autocast=autocast_for(config, place),
             loss_scaling=config.amp == "fp16",
             twins=config.twins,
+            extra_sensors=sensors,
         )
-        for members, count, place in zip(ids, rows, places, strict=True)
+        for members, place in zip(ids, places, strict=True)
     ]
     rules = replace(
         action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
@@ -269,11 +276,13 @@ def build_agent(
     state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> PPOAgent:
     """A new agent from the seed's own stream, or the one in a checkpoint."""
+    extra = [sensor.feature for sensor in registered_sensors(config.sensors)]
+    slot_features = (*SLOT, *extra)
     if state is not None:
         return PPOAgent.from_state(
             agent_part(state[0]),
             state[1]["agent"],
-            feature_schema=schema(),
+            feature_schema=schema(extra),
             device=device,
             origin="checkpoint",
         )
@@ -292,13 +301,19 @@ def build_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(
-            base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs
+            base_dim=width(BASE),
+            slot_dim=width(slot_features),
+            hidden=config.hidden,
+            memory_horizon=env.rules.max_epochs,
         )
     network.prefer(config.patience)
-    if unknown := [name for name in config.blind if name not in FEATURE_NAMES]:
-        raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(FEATURE_NAMES)}")
-    network.mask_inputs(columns(BASE, config.blind), columns(SLOT, config.blind), memory=config.memory)
-    policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
+    known = [feature.name for feature in (*BASE, *slot_features)]
+    if unknown := [name for name in config.blind if name not in known]:
+        raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(known)}")
+    network.mask_inputs(
+        columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory
+    )
+    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), bf16=config.ppo.bf16)
     return PPOAgent(
         policy,
         ppo,
@@ -315,13 +330,20 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher is None:
         return None
     if config.teacher == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
+        return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
-def build_policy(config: TrainingConfig) -> PolicyProtocol:
+def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
     """A policy that does not learn."""
     if config.policy == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
-    return RandomValid(config.seed, range(config.envs)) if config.policy == "random" else AlwaysWait()
+        return build_heuristic(config, task)
+    if config.policy == "random":
+        return RandomValid(config.seed, range(config.envs))
+    return AlwaysWait()
+
+
+def build_heuristic(config: TrainingConfig, task: TaskSpec) -> Heuristic:
+    """The heuristic with the thresholds that ship for the task, changed where the config changes them."""
+    return Heuristic(config.heuristic.over(tuned_thresholds(task.name)), config.envs)

@@ -29,13 +29,11 @@ from esper.leyline import (
     PolicyProtocol,
     PolicyStep,
     stack_reports,
-    stream_seed,
 )
 from esper.simic.contracts import BatchSummary
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.tamiyo.policy import action_uniforms, map_tensors
-from esper.tamiyo.scripted import Memoryless, RandomValid
 
 if TYPE_CHECKING:
     from esper.simic.agent.normalization import RewardNormalizer
@@ -163,9 +161,9 @@ class VectorizedPPOTrainer:
         self.set_rent()
         for env in self.env.envs:
             self.context.rewards.begin_episode(env.env_idx)
-        for policy in (self.context.policy, self.context.teacher):
-            if isinstance(policy, Memoryless):
-                policy.begin(self.num_envs)
+        self.context.policy.begin(self.num_envs)
+        if self.context.teacher is not None:
+            self.context.teacher.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -241,11 +239,6 @@ class VectorizedPPOTrainer:
                 reset=self.reset,
                 given=given,
             )
-        if isinstance(
-            self.context.policy, RandomValid
-        ):  # counted by epoch, so that a resumed run draws the same
-            seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
-            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
         return self.context.policy.act(obs, self.hidden, masks)
 
     def _record(
@@ -256,9 +249,14 @@ class VectorizedPPOTrainer:
         step: PolicyStep,
         result: ActionResult,
     ) -> None:
-        """One column of the rollout, and the round's counts."""
+        """Store one column of the rollout and update the round's counts. Penalties go to columns that are
+        stored already, so they come first."""
         decisions, normalizer = self.decisions, self.context.normalizer
         decisions.offered += seen.masks.op.sum(0)
+        for env_idx, amount in result.penalties:
+            decisions.rewards.append(amount)
+            if self.agent is not None:
+                self.agent.buffer.add_penalty(env_idx, normalizer.normalize(amount))
         decisions.rewards += result.rewards
         for outcome, decided in zip(result.outcomes, result.valid, strict=True):
             decisions.counts[outcome.spec.op.name] += decided
@@ -278,12 +276,6 @@ class VectorizedPPOTrainer:
                 valid=valid,
             )
         self.hidden, self.reset = step.hidden, ~valid
-
-    def charge(self, env_idx: int, amount: float) -> None:
-        """A rollback's price, at the moment of panic: on the env's last stored row, which it ends."""
-        self.decisions.rewards.append(amount)
-        if self.agent is not None:
-            self.agent.buffer.add_penalty(env_idx, self.context.normalizer.normalize(amount))
 
     def _update(self, result: ActionResult) -> None:
         """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the
