@@ -339,11 +339,7 @@ def test_sick_weights_are_saved_as_they_are(tmp_path):
 def test_measurements_come_back(tmp_path):
     model, _ = grown("mlp")
     seed = model.seed_in("r0c0", 2)
-    seed.metrics.gradient_norm, seed.metrics.contribution_velocity, seed.metrics.gradient_exploding = (
-        1e-300,
-        -0.1,
-        True,
-    )
+    seed.update_metrics(gradient_norm=1e-300, contribution_velocity=-0.1, gradient_exploding=True)
     save_network(tmp_path, model)
     assert load_network(tmp_path)[0].seed_in("r0c0", 2) == seed
     assert asdict(seed)["metrics"]["gradient_norm"] == 1e-300

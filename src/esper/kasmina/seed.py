@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import msgspec
@@ -23,6 +24,13 @@ from esper.leyline import (
 
 GATE_BANK = "_gate"
 """Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
+
+MAX_GRADIENT_RATIO = 10.0
+"""A host without gradient would make the ratio infinite."""
+GRADIENT_RATIO_DECAY = 0.9
+"""The ratio is smoothed over epochs."""
+VELOCITY_DECAY = 0.7
+"""The change of a contribution is smoothed over measurements."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,8 +57,48 @@ class Seed:
     def enter(self, stage: SeedStage) -> None:
         """Change stage, restart the stage's clock and take a new accuracy baseline."""
         self.stage = stage
-        self.metrics.epochs_in_stage = 0
-        self.metrics.stage_start_accuracy = self.metrics.current_accuracy
+        self.update_metrics(epochs_in_stage=0, stage_start_accuracy=self.metrics.current_accuracy)
+
+    def update_metrics(self, **values: Any) -> None:
+        """Replace these measurements."""
+        self.metrics = replace(self.metrics, **values)
+
+    def record_accuracy(self, accuracy: float) -> None:
+        """Record this epoch's validation accuracy. It counts no epoch: only step_epoch does."""
+        if self.metrics.initial_accuracy is None:
+            self.update_metrics(initial_accuracy=accuracy, stage_start_accuracy=accuracy)
+        self.update_metrics(current_accuracy=accuracy)
+
+    def record_gradient(self, norm: float, host_norm: float, vanishing: float, exploding: float) -> None:
+        """Record one step's gradient: its norm, the host's, and the shares of tensors that vanish or
+        explode."""
+        metrics = self.metrics
+        health, ratio = 0.0, 0.0
+        if math.isfinite(norm):
+            health = max(0.0, 1.0 - 0.5 * vanishing - 0.8 * exploding)
+            if host_norm > 0.0 and metrics.params:
+                ratio = norm / host_norm * math.sqrt(metrics.host_params / metrics.params)
+                ratio = min(ratio, MAX_GRADIENT_RATIO)
+        old = metrics.gradient_ratio
+        if old is not None:
+            ratio = GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
+        self.update_metrics(
+            gradient_norm=norm,
+            gradient_exploding=exploding > 0,
+            gradient_health=health,
+            gradient_ratio=ratio,
+        )
+
+    def record_contribution(self, contribution: float) -> None:
+        """Record a fresh leave-one-out measurement and update its smoothed change per measurement."""
+        velocity = self.metrics.contribution_velocity
+        if self.metrics.contribution is not None:
+            change = contribution - self.metrics.contribution
+            if velocity is None:
+                velocity = change
+            else:
+                velocity = VELOCITY_DECAY * velocity + (1 - VELOCITY_DECAY) * change
+        self.update_metrics(contribution=contribution, contribution_velocity=velocity, contribution_age=0)
 
     @property
     def bank_names(self) -> tuple[str, ...]:

@@ -133,7 +133,7 @@ class EnvValues:
     epoch_counts: dict[str, Count]
     epoch_successes: dict[str, Count]
     episode_idx: Count
-    sensors: dict[str, list[float]] | list[list[float]]
+    sensors: dict[str, list[float]]
     germinated: Count
     fossilized: Count
     pruned: Count
