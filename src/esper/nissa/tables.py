@@ -123,6 +123,19 @@ def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
     return pa.concat_tables([SCHEMAS[name].empty_table(), *parts], promote_options="default")
 
 
+def check_tables(directory: Path) -> None:
+    """Every file must be complete. A Parquet file ends with its footer, so a truncated one has none."""
+    for name in SCHEMAS:
+        for path in _files(directory, name):
+            try:
+                pq.read_metadata(path)
+            except (pa.ArrowException, OSError) as error:
+                raise TelemetryError(
+                    f"{path}: truncated or not a Parquet file ({error}); restore it from a copy, or delete "
+                    "it to resume without its rows"
+                ) from error
+
+
 def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None = None) -> None:
     """Keep the rows that were emitted before event `seq`, and of those the ones up to epoch `finished`
     (round, epoch)."""
