@@ -123,9 +123,7 @@ def _refuse_values_of_switches(arguments: Sequence[str]) -> None:
         flag, equals, value = word.partition("=")
         if equals and flag.replace("_", "-") in switches:
             off = f"--no-{flag.removeprefix('--').replace('.', '-')}"
-            raise EsperError(
-                f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, --no-{flag[2:]}"
-            )
+            raise EsperError(f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, {off}")
 
 
 def _flags(*, short: bool) -> ConstructorRegistry:
