@@ -164,6 +164,21 @@ def test_telemetry_dir_none_records_nothing_and_shows_the_results(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_task_of_the_users_own_module_can_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "my_tasks.py").write_text(
+        "from dataclasses import replace\n"
+        "from esper.runtime.tasks import get_task_spec, register_task\n"
+        "register_task(replace(get_task_spec('digits_impaired'), name='my_digits'))\n"
+    )
+    flags = ["--rounds", "1", "--task", "my_digits", "--telemetry-dir", "D"]
+    done = train("wait", "--import", "my_tasks", *SMALL, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory.open(tmp_path / "D").config["task"] == "my_digits"
+    without = train("wait", *SMALL, *flags, cwd=tmp_path)
+    assert without.returncode == 2
+    assert "'my_digits'" in without.stderr
+
+
 def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def objectives(directory: str) -> list[float]:
         return [
