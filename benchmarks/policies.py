@@ -1,6 +1,6 @@
-"""Policies that do not learn, side by side on the embedded tasks: what a learned one has to beat.
+"""Policies that do not learn, compared on the embedded tasks: the rivals of a learned policy.
 
-`python -m benchmarks.policies` plays the same fresh envs with each: never growing, random valid actions, the
+`python -m benchmarks.policies` runs each on the same new envs: never growing, random valid actions, the
 heuristic, and the fixed schedule that ships for the task. Prints Markdown; differences are paired, intervals
 are 95 %."""
 
@@ -22,7 +22,7 @@ from esper.tamiyo.schedules import Schedule, load_schedules
 from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 
 FIRST = 600_000
-"""First env: none of these had a part in choosing a schedule or a threshold."""
+"""Number of the first env. No schedule or threshold was chosen on these envs."""
 Maker = Callable[[Sequence[int]], PolicyProtocol]
 
 
@@ -36,10 +36,19 @@ def makers(task: TaskSpec, plan: Schedule) -> dict[str, Maker]:
 
 
 def table(played: Mapping[str, Sequence[EpisodeOutcome]]) -> str:
-    lines = [
-        "| policy | J | − never grow | − fixed schedule | accuracy | added | germinated | fossilized | pruned | rollbacks |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "policy",
+        "J",
+        "− never grow",
+        "− fixed schedule",
+        "accuracy",
+        "added",
+        "germinated",
+        "fossilized",
+        "pruned",
+        "rollbacks",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for label, rows in played.items():
         gains = [
             show([r.objective - o.objective for r, o in zip(rows, played[other], strict=True)])

@@ -1,7 +1,7 @@
 """`make bench`: measures every ratio, prints it beside its goal and writes `bench.json`.
 
-A row whose dataset is not here and cannot be fetched is skipped: the table and `bench.json` say so (`null`, and
-the reason under `skipped`). Exit code 1 if a goal is missed on a quiet machine."""
+A row whose dataset is missing and cannot be fetched is skipped: the table and `bench.json` say so (`null`,
+and the reason under `skipped`). Exit code 1 if a goal is missed on a quiet machine."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Rows `system.vs_bare.*`: a whole round of 16 envs against a bare loop of plain torch modules.
 
-The bare side trains and validates the same hosts on the same batches, one after the other, data cost
-included; it evaluates each coalition by a full pass, and trains its seeds within the ordinary pass, without
-incubating them. The two sides take turns epoch by epoch; each row is the worse of empty slots and of a
-scripted growth schedule. Times are of the processor: both sides have one thread, and what else runs on the
-machine is not their cost."""
+The bare side trains and validates the same hosts on the same batches, one after the other, including the
+cost of data. It evaluates each coalition by a full pass, and trains its seeds in the ordinary pass, without
+incubation. The two sides alternate epoch by epoch; each row is the worse of empty slots and of a scripted
+growth schedule. Times are processor times of one thread each, so other processes do not count."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ SHORT = {
     "empty": {"episode_length": 3},
     "growing": {"steps_per_epoch": 10, "val_size": 256, "episode_length": 14},
 }
-"""Fewer than the tasks' own 75 epochs, and where seeds must come to their end also fewer than 50 steps in
-each."""
+"""Shorter than the tasks' own 75 epochs of 50 steps, but long enough for the schedule to finish."""
 BUDGETS: dict[str, dict[str, Any]] = {
     "digits_impaired": {"empty": {}, "growing": {}},
     "cifar_impaired": SHORT,
@@ -61,7 +59,7 @@ SCHEDULE = {1: "r0c0", 2: "r0c1", 3: "r0c2"}
 
 
 def open_run(task_name: str, kind: str, directory: Path) -> AbstractContextManager[VectorizedPPOTrainer]:
-    """A whole run as a user starts it: policy, update, telemetry and checkpoint included."""
+    """A run as a user starts it, with policy, update, telemetry and checkpoint."""
     config = TrainingConfig(
         task=task_name, envs=ENVS, rounds=1, seed=0, telemetry_dir=str(directory), **BUDGETS[task_name][kind]
     )
@@ -147,7 +145,7 @@ class Bare:
 
 
 def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, float]]:
-    """Seconds that a whole round took on each side, their epochs in turn; and ours by phase."""
+    """Seconds of a whole round on each side, alternating by epoch; and ours by phase."""
     kind = "growing" if grow else "empty"
     task = replace(get_task_spec(name), **BUDGETS[name][kind])
     bare, spent = Bare(task), [0.0]
@@ -156,7 +154,7 @@ def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, floa
         act, begin_epoch = env.act, trainer.recorder.begin_epoch
 
         def steered(seen: Observation, _actions: Sequence[Sequence[int]], **kwargs: bool) -> ActionResult:
-            """The policy has decided; what is done is on schedule, so that both sides grow alike."""
+            """Replaces the policy's actions by the schedule's, so that both sides grow alike."""
             return act(
                 seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS, **kwargs
             )
@@ -205,8 +203,8 @@ def _against_bare(name: str, goal: float) -> Iterator[Row]:
 
 
 def growth_in_envs() -> Iterator[Row]:
-    """Time of an epoch of static digits per env, for 16 to 64 envs in populations of 16; the best of three,
-    in turn."""
+    """Time of an epoch per env on digits without growth, for 16 to 64 envs in populations of 16; the best of
+    three interleaved repeats."""
     times = dict.fromkeys((16, 32, 64), math.inf)
     for envs in [*times] * 3:
         config = TrainingConfig(

@@ -119,6 +119,14 @@ def test_wrong_input_names_field_value_and_choice(data: Any, words: list[str]) -
     assert len(message) < 400
 
 
+def test_complete_data_has_every_field() -> None:
+    assert decode(Whole, GOOD, "f").nested == Part(size=0)
+    with pytest.raises(StructureError, match=r"field nested\.colour is missing"):
+        decode(Whole, GOOD, "f", complete=True)
+    part = {"size": 1, "colour": "red", "share": 0.0}
+    assert decode(Part, part, "f", complete=True) == Part(size=1, share=0.0)
+
+
 def test_endless_data_is_refused() -> None:
     cycle: list[Any] = []
     cycle.append(cycle)

@@ -66,13 +66,13 @@ def sync_directory(path: Path) -> None:
 # -- decoding ------------------------------------------------------------------------------------------------
 
 
-def decode(kind: type[T], data: object, origin: object) -> T:
+def decode(kind: type[T], data: object, origin: object, *, complete: bool = False) -> T:
     """Decode `data` strictly into `kind`, a dataclass or another type that msgspec knows.
 
     `data` is JSON as bytes, or values that were decoded already. Nothing is coerced except an integer to a
     float, an enum's value to its member and a JSON key to the key type of a dict. Whatever is wrong is a
     StructureError that names `origin` (usually the file), the path of the field, its value and what is
-    allowed."""
+    allowed. With `complete`, fields that have a default must be present too."""
     if isinstance(data, (bytes, bytearray, memoryview)):
         data = _parse_json(bytes(data), origin)
     _check_limits(data, origin)
@@ -80,8 +80,30 @@ def decode(kind: type[T], data: object, origin: object) -> T:
         value = msgspec.convert(data, kind, strict=True, str_keys=True)
     except msgspec.ValidationError as error:
         raise StructureError(f"{origin}: {_explain(str(error), kind, data)}") from None
-    _refuse_unknown_fields(value, data, origin, "")
+    _check_field_names(value, data, origin, "", complete=complete)
     return value
+
+
+def decode_file(kind: type[T], path: Path, *, version: int) -> T:
+    """Decode a JSON file strictly. Its field `version` may be missing, which means 1, or at most `version`."""
+    try:
+        data = _parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise StructureError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a name that no file can have
+        raise StructureError(f"cannot read {str(path)!r}: {error}") from None
+    check_version(data, version, path)
+    return decode(kind, data, path)
+
+
+def check_version(data: object, newest: int, origin: object) -> None:
+    """Refuse a format that is newer than this Esper before its fields are decoded."""
+    version = data.get("version", 1) if isinstance(data, Mapping) else 1
+    if isinstance(version, int) and version > newest:
+        raise StructureError(
+            f"{origin}: version is {reprlib.repr(version)}, written by a newer Esper; this one reads up to "
+            f"version {newest}"
+        )
 
 
 def _parse_json(data: bytes, origin: object) -> object:
@@ -238,20 +260,24 @@ def _legal_values(hint: Any) -> list[object] | None:
     return legal or None
 
 
-def _refuse_unknown_fields(value: Any, data: Any, origin: object, path: str) -> None:
-    """msgspec ignores fields that a dataclass does not have; here they are errors."""
+def _check_field_names(value: Any, data: Any, origin: object, path: str, *, complete: bool) -> None:
+    """msgspec ignores fields that a dataclass does not have, and fills in defaults; here the first is an
+    error, and the second too where the data must be `complete`."""
     if is_dataclass(value) and isinstance(data, Mapping):
         names = [field.name for field in fields(value)]
         for name in data:
             if name not in names:
                 place = _place(f"{path}.{name}")
                 raise StructureError(f"{origin}: field {place} is unknown; {allowed(names)}")
-            _refuse_unknown_fields(getattr(value, name), data[name], origin, f"{path}.{name}")
+            _check_field_names(getattr(value, name), data[name], origin, f"{path}.{name}", complete=complete)
+        for name in names:
+            if complete and name not in data:
+                raise StructureError(f"{origin}: field {_place(f'{path}.{name}')} is missing")
     elif isinstance(value, Mapping) and isinstance(data, Mapping):
         if len(value) != len(data):
             raise StructureError(f"{origin}: {_place(path)} has keys that mean the same")
         for (key, part), item in zip(value.items(), data.values(), strict=True):
-            _refuse_unknown_fields(part, item, origin, f"{path}.{key}")
+            _check_field_names(part, item, origin, f"{path}.{key}", complete=complete)
     elif isinstance(value, (list, tuple)) and isinstance(data, (list, tuple)):
         for index, (part, item) in enumerate(zip(value, data, strict=True)):
-            _refuse_unknown_fields(part, item, origin, f"{path}[{index}]")
+            _check_field_names(part, item, origin, f"{path}[{index}]", complete=complete)

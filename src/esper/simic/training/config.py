@@ -118,6 +118,8 @@ class TrainingConfig:
     """Whether the policy is recurrent. Without memory it sees only the current epoch."""
     blind: tuple[str, ...] = ()
     """Features that are hidden from the policy; docs/observations.md lists them."""
+    sensors: tuple[str, ...] = ()
+    """Registered sensors that enter the observation beside the built-in ones."""
     updates_per_round: int = 1
     """Number of PPO updates from each rollout."""
     teacher: str | None = None
