@@ -226,7 +226,6 @@ def file_cases() -> Iterator[Case]:
 
 BAD_TASKS = {
     "nope": "nope",
-    "DIGITS_SHIFT": "DIGITS_SHIFT",
     "\x1b]0;x\x07": "\\x1b",
     "x" * 300: "xxx",
     ":": ":",
@@ -340,8 +339,12 @@ def fits(field: str, value: Any) -> bool:
     """Whether a wrong value happens to be a right one for this field."""
     right: dict[str, list[Any]] = {
         "policy": ["x"],
+        "root_seed": [-1],
+        "seed": [-1],
         "progress.best": [-1, 1.5],
+        "progress.history": [[]],
         "best.objective": [-1, 1.5],
+        "best.seeds": [-1],
         "best.schedule": [[]],
         "recorder.accuracies": [[]],
     }
@@ -384,7 +387,6 @@ QUERIES = {
     "selec 1": "selec",
     "select * from nope": "nope",
     "select nope from rounds": "nope",
-    "select 1; select 2": "",
     "drop table rounds": "",
     "copy rounds to 'x.csv'": "",
     "attach 'x.db'": "",

@@ -30,6 +30,7 @@ TEXTS = {
     "governor.min_samples": ["5"],
     "reward.progress_weight": ["1.5"],
     "blind": ["depth", "alpha"],
+    "sensors": ["first", "second"],
 }
 
 

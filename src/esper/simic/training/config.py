@@ -267,8 +267,18 @@ def _paths(section: Any, prefix: str = "") -> dict[str, Any]:
     return paths
 
 
+def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
+    return sections
+
+
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
+SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
+"""Every section by its dotted path, with its dataclass."""
 
 _ROUNDS = 10_000_000
 _LIMITS: Mapping[str, tuple[float, float]] = {
@@ -455,7 +465,7 @@ def _leaves(
             raise unknown_word(f"{origin}: unknown key", path, sorted(prefix + name for name in siblings))
         elif isinstance(value, Mapping):
             inside = _leaves(value, origin, text=text, prefix=f"{path}.")
-        elif is_dataclass(value) and type(value) is _SECTIONS[path]:
+        elif is_dataclass(value) and type(value) is SECTIONS[path]:
             inside = _leaves(_shallow(value), origin, prefix=f"{path}.")
         else:
             raise EsperError(f"{origin}: {path} is {shorten(value)}, must be a section with keys of its own")
@@ -464,17 +474,6 @@ def _leaves(
             raise EsperError(f"{origin}: {', '.join(sorted(twice))} is given twice")
         leaves |= inside
     return leaves
-
-
-def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for name, kind in kinds(section).items():
-        if is_dataclass(kind):
-            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
-    return sections
-
-
-_SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
