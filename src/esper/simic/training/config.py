@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -28,12 +28,12 @@ from esper.leyline import (
     LossRewardConfig,
     RewardConfig,
     RewardFamily,
-    RewardMode,
     SlotConfig,
     allowed,
     check_number,
 )
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
@@ -119,7 +119,7 @@ class TrainingConfig:
     at full price."""
     normalize_rewards: bool = True
     """Divide rewards by a running scale that is constant within a round."""
-    ab_reward_modes: tuple[RewardMode, ...] = ()
+    ab_reward_modes: tuple[str, ...] = ()
     """Two or more reward modes: train one policy with each, on the same random streams, and compare them."""
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -172,6 +172,9 @@ class TrainingConfig:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
+        check_reward_mode(self.reward.mode)
+        for mode in self.ab_reward_modes:
+            check_reward_mode(mode, "ab_reward_modes")
         for contradiction, message in self._contradictions():
             if contradiction:
                 raise EsperError(f"config: {message}")
@@ -214,7 +217,7 @@ class TrainingConfig:
             ),
         )
         yield (
-            self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode,
+            self.reward_family is RewardFamily.LOSS and self.reward.mode != RewardConfig().mode,
             (
                 f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution, "
                 f"or reward.mode {RewardConfig().mode}, the default"
@@ -230,11 +233,7 @@ class TrainingConfig:
             not 0 <= self.rent_curriculum <= 1,
             f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]",
         )
-        free = self.reward_family is RewardFamily.LOSS or self.reward.mode in (
-            RewardMode.SIMPLIFIED,
-            RewardMode.BASIC,
-            RewardMode.BASIC_PLUS,
-        )
+        free = self.reward_family is RewardFamily.LOSS or not prices_size(self.reward.mode)
         yield (
             bool(self.rent_curriculum) and free,
             (
@@ -353,6 +352,8 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
         wanted = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[kind]
         if kind is float and type(value) in (int, float) and math.isfinite(value):
             return float(value)
+    if kind is str and isinstance(value, StrEnum):
+        return value.value
     if type(value) is kind and kind is not float:
         return value
     raise EsperError(f"{name} is {value!r}, must be {wanted}{' or none' if may_be_none else ''}")
