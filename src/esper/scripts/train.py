@@ -164,9 +164,9 @@ def show_comparison(result: ABResult) -> None:
     """Each reward mode, and each pair of them."""
     table = Table("reward mode", "J over the last quarter of rounds, 95 % interval")
     for mode, figure in result.means.items():
-        table.add_row(mode.value, str(figure))
+        table.add_row(mode, str(figure))
     for (one, other), figure in result.differences.items():
-        table.add_row(f"{one.value} − {other.value}", str(figure))
+        table.add_row(f"{one} − {other}", str(figure))
     Console().print(table)
 
 
