@@ -1,5 +1,4 @@
-"""Rows `tamiyo.*`: what deciding costs beside the epoch that it decides about, and how that grows with envs
-and slots."""
+"""Rows `tamiyo.*`: the cost of a decision relative to its epoch, and how it grows with envs and slots."""
 
 from __future__ import annotations
 

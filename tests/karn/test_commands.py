@@ -50,8 +50,6 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_leaves_the_run_as_it_is(name: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "sync":
-        pytest.importorskip("tensorboard")
     before = contents(copy)
     assert main(READERS[name](copy)) == 0
     assert capsys.readouterr().out

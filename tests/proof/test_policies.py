@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+
 import orjson
 import pytest
 import torch
 
 from esper._archive import read_archive
 from esper.leyline import EsperError, StructureError
-from esper.proof import load_policy, play, policies, ship_policy
-from esper.proof.episodes import HELD_OUT, parse_task
-from esper.proof.policies import Acting, shipped_policies, simple_makers
+from esper.proof import play, ship_policy
+from esper.proof.episodes import parse_task
+from esper.proof.policies import Acting, simple_makers
 from esper.scripts.config import make_parser, parse
-from esper.tamiyo import RecurrentPolicy
+from esper.simic.training.evaluation import HELD_OUT
+from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
 from proof.worlds import SHIFT, policy, policy_file
 from run_helpers import train
 
@@ -39,6 +42,22 @@ def test_a_checkpoint_gives_its_policy(run):
     assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
 
 
+def test_the_kind_of_a_file_decides_not_its_directory(run, tmp_path):
+    path, agent = run
+    (tmp_path / "checkpoints").mkdir()
+    named_alike = policy_file(tmp_path / "checkpoints" / "p.safetensors")
+    assert same(load_policy(named_alike), policy())
+    elsewhere = shutil.copy(path / "checkpoints" / "best.safetensors", tmp_path / "copied.safetensors")
+    assert same(load_policy(elsewhere), agent.policy)
+
+
+def test_a_run_directory_gives_the_policy_of_its_newest_checkpoint(run, tmp_path):
+    path, agent = run
+    assert same(load_policy(path), agent.policy)
+    with pytest.raises(EsperError, match="holds no checkpoint"):
+        load_policy(tmp_path)
+
+
 def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
     path, agent = run
     weights = ship_policy(path, "small", tmp_path)
@@ -47,7 +66,7 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
     assert origin["config"]["task"] == "digits_impaired"
     assert {"command", "commit", "dirty", "versions", "checkpoint"} <= set(origin)
     assert read_archive(weights, kind="policy")[1]["kind"] == "policy"
-    monkeypatch.setattr(policies, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     assert shipped_policies() == ["small"]
     assert same(load_policy("small"), agent.policy)
     with pytest.raises(EsperError, match=r"'large'.*allowed: small"):
@@ -55,14 +74,20 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
 
 
 def test_every_policy_that_ships_loads_and_says_where_it_came_from():
+    assert {name.rsplit("-", 1)[0] for name in shipped_policies()} == {
+        "digits_baseline",
+        "digits_impaired",
+        "digits_scale",
+        "digits_shift",
+    }
     for name in shipped_policies():
         load_policy(name)
-        assert orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())["commit"]
+        assert orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())["commit"]
 
 
 def test_the_commands_that_made_them_still_mean_the_same_settings():
     for name in shipped_policies():
-        origin = orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())
+        origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())
         _, *arguments = origin["command"]
         assert arguments[:2] == ["train", "ppo"]
         config, _ = parse(make_parser("esper train", ""), arguments[1:])
@@ -79,7 +104,7 @@ def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
 
 def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
     train(tmp_path / "r", rounds=1, policy="wait")
-    with pytest.raises(EsperError, match="did not learn"):
+    with pytest.raises(EsperError, match="does not learn"):
         load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
 
 

@@ -23,6 +23,8 @@ import torch
 
 from esper.leyline import (
     COOLDOWN_STAGES,
+    OP_ADVANCE,
+    OP_FOSSILIZE,
     STAGES,
     AlphaAlgorithm,
     AlphaMode,
@@ -167,6 +169,10 @@ def _is(name: str, value: int) -> Source:
 
 def _stage(stage: SeedStage) -> Source:
     return Source(f"report stage is {int(stage)}", lambda x: (x.table["stage"] == stage).astype(np.float64))
+
+
+def _can(name: str, op: int) -> Source:
+    return Source(f"report can_{name}", lambda x: x.table["legal"][..., op].astype(np.float64))
 
 
 def _slope(values: Literal["accuracies", "losses"], window: int) -> Source:
@@ -397,8 +403,8 @@ SLOT: tuple[Feature, ...] = (
         Source("seed's params / host params", _growth),
         GROWTH,
     ),
-    Feature("can_advance", "1 if the gate of the next stage is open", _column("can_advance")),
-    Feature("can_fossilize", "1 if the gate to FOSSILIZED is open", _column("can_fossilize")),
+    Feature("can_advance", "1 if the gate of the next stage is open", _can("advance", OP_ADVANCE)),
+    Feature("can_fossilize", "1 if the gate to FOSSILIZED is open", _can("fossilize", OP_FOSSILIZE)),
     Feature(
         "boundary_norm", "norm of the loss gradient at the slot", _sensor("boundary_norm"), MAGNITUDE, True
     ),

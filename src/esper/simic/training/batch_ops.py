@@ -6,7 +6,7 @@ E envs, P rows of a population.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.kasmina.optim import GradientStats
+from esper.kasmina.optim import Criterion, GradientStats
 from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
 from esper.simic.sensors import GrowthProbe, registered_sensors
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.features import SENSORS, batch_obs_to_features, stack_inputs
-
-Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def process_train_batch(
@@ -78,7 +76,7 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for group in groups:
         group.synchronize()
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
-    tallies = bring_home(
+    tallies = to_host(
         [
             tensor
             for group, measured in zip(groups, stats, strict=True)
@@ -130,7 +128,7 @@ def stack_sensors(env_states: Sequence[ParallelEnvState]) -> dict[str, npt.NDArr
     }
 
 
-def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
+def to_host(tensors: Sequence[Tensor]) -> list[Any]:
     """Any number of device tensors as nested lists, in one copy."""
     home = tensors[0].device
     flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()

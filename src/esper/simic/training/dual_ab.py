@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -105,5 +105,5 @@ class _Progress:
 def _group(config: TrainingConfig, mode: str) -> TrainingConfig:
     directory = None if config.telemetry_dir is None else str(Path(config.telemetry_dir) / mode)
     return config.replace(
-        ab_reward_modes=(), reward=replace(config.reward, mode=mode), telemetry_dir=directory
+        ab_reward_modes=(), reward={**config.to_json()["reward"], "mode": mode}, telemetry_dir=directory
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -145,6 +146,12 @@ class EnvGroup:
     def __post_init__(self) -> None:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
         self.zero_accumulators()
+
+    def only(self, env: ParallelEnvState) -> EnvGroup:
+        """The same population with this env alone."""
+        group = copy(self)
+        group.envs = [env]
+        return group
 
     def begin_epoch(self, lr_factor: float = 1.0) -> None:
         """Zero the accumulators and set this epoch's learning rates."""

@@ -37,6 +37,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.probe import schedule_teacher
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
@@ -44,7 +45,9 @@ from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
+from esper.tamiyo.shipped import shipped_schedules
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
@@ -174,7 +177,7 @@ def build_trainer(
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
     )
-    trainer = VectorizedPPOTrainer(
+    return VectorizedPPOTrainer(
         RunContext(
             config=config,
             env=env,
@@ -188,8 +191,6 @@ def build_trainer(
             stop=stop_requested,
         )
     )
-    env.rules = replace(env.rules, charge=trainer.charge)
-    return trainer
 
 
 class Unscaled(RewardNormalizer):
@@ -303,7 +304,9 @@ def build_agent(
     known = [feature.name for feature in (*BASE, *slot_features)]
     if unknown := [name for name in config.blind if name not in known]:
         raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(known)}")
-    network.deprive(columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory)
+    network.mask_inputs(
+        columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory
+    )
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), bf16=config.ppo.bf16)
     return PPOAgent(
         policy,
@@ -322,12 +325,9 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
         return None
     if config.teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
-    from esper.proof.cohorts import teacher
-    from esper.proof.policies import shipped_schedules
-    from esper.proof.search import load_schedules
-
-    path = shipped_schedules(task) if config.teacher == "schedule" else config.teacher
-    return teacher(task, load_schedules(path, task), config.envs)
+    path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
+    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
+    return schedule_teacher(task, schedules, config.envs)
 
 
 def build_policy(config: TrainingConfig) -> PolicyProtocol:
