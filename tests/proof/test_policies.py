@@ -11,8 +11,8 @@ import torch
 from esper._archive import read_archive
 from esper.leyline import EsperError, StructureError
 from esper.proof import play, ship_policy
-from esper.proof.episodes import parse_task
 from esper.proof.policies import Acting, simple_makers
+from esper.runtime.tasks import parse_task
 from esper.scripts.config import make_parser, parse
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
