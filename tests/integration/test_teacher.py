@@ -131,7 +131,7 @@ def test_given_actions_are_judged_not_chosen() -> None:
         ({"teacher": "heuristic"}, "set both or neither"),
         ({"teacher_rounds": 1}, "set both or neither"),
         ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
-        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
+        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read nowhere.json"),
     ],
 )
 def test_what_cannot_be_taught_is_refused(fields, words) -> None:

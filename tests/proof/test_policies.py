@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
 import orjson
 import pytest
 import torch
 
 from esper._archive import read_archive
-from esper.leyline import EsperError, StructureError
+from esper.leyline import EsperError
 from esper.proof import play, ship_policy
 from esper.proof.policies import Acting, simple_makers
 from esper.runtime.tasks import parse_task
 from esper.scripts.config import make_parser, parse
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
-from proof.worlds import SHIFT, policy, policy_file
+from proof.worlds import SHIFT, policy
 from run_helpers import train
 
 
@@ -25,37 +23,11 @@ def same(one: RecurrentPolicy, other: RecurrentPolicy) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_file_gives_back_its_policy(tmp_path):
-    assert same(load_policy(policy_file(tmp_path / "p.safetensors")), policy())
-    assert not same(load_policy(policy_file(tmp_path / "q.safetensors", seed=1)), policy())
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "r"
     agent, _ = train(path, rounds=1)
     return path, agent
-
-
-def test_a_checkpoint_gives_its_policy(run):
-    path, agent = run
-    assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
-
-
-def test_the_kind_of_a_file_decides_not_its_directory(run, tmp_path):
-    path, agent = run
-    (tmp_path / "checkpoints").mkdir()
-    named_alike = policy_file(tmp_path / "checkpoints" / "p.safetensors")
-    assert same(load_policy(named_alike), policy())
-    elsewhere = shutil.copy(path / "checkpoints" / "best.safetensors", tmp_path / "copied.safetensors")
-    assert same(load_policy(elsewhere), agent.policy)
-
-
-def test_a_run_directory_gives_the_policy_of_its_newest_checkpoint(run, tmp_path):
-    path, agent = run
-    assert same(load_policy(path), agent.policy)
-    with pytest.raises(EsperError, match="holds no checkpoint"):
-        load_policy(tmp_path)
 
 
 def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
@@ -92,20 +64,6 @@ def test_the_commands_that_made_them_still_mean_the_same_settings():
         assert arguments[:2] == ["train", "ppo"]
         config, _ = parse(make_parser("esper train", ""), arguments[1:])
         assert config.to_json() == origin["config"]
-
-
-def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
-    other = policy()
-    other.feature_schema = "0123"
-    other.save(tmp_path / "p.safetensors")
-    with pytest.raises(StructureError, match=r"p\.safetensors: features is '0123'"):
-        load_policy(tmp_path / "p.safetensors")
-
-
-def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
-    train(tmp_path / "r", rounds=1, policy="wait")
-    with pytest.raises(EsperError, match="does not learn"):
-        load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
 
 
 # -- acting --------------------------------------------------------------------------------------------------
