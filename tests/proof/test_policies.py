@@ -9,8 +9,8 @@ import torch
 from esper._archive import read_archive
 from esper.leyline import EsperError
 from esper.proof import play, ship_policy
-from esper.proof.episodes import parse_task
 from esper.proof.policies import Acting, simple_makers
+from esper.runtime.tasks import parse_task
 from esper.scripts.config import parse
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT

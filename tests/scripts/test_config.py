@@ -30,7 +30,8 @@ TEXTS = {
     "governor.min_samples": ["5"],
     "reward.progress_weight": ["1.5"],
     "blind": ["depth", "alpha"],
-    "sensors": ["first", "second"],
+    "reward.mode": ["shaped"],
+    "sensors": ["mine", "other"],
 }
 
 

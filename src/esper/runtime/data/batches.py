@@ -34,8 +34,10 @@ SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 class Batch(NamedTuple):
     """What one population trains on in one step."""
 
-    x: Tensor  # images [B, P·C, H, W] float32 in channels_last memory; text [P, B, T] int64
-    y: Tensor  # [P, B] int64; text [P, B, T]
+    x: Tensor
+    """Images [B, P·C, H, W] float32 in channels_last memory; vectors [P, B, D]; text [P, B, T] int64."""
+    y: Tensor
+    """[P, B] int64; text [P, B, T]."""
 
 
 class FusedImages:
@@ -112,6 +114,21 @@ class FusedImages:
             lines = found.view(batch * height, -1)
             lines.sub_(self._mean.repeat(width * rows)).mul_(self._std_inverse.repeat(width * rows))
         return Batch(found.view(batch, height, width, rows * channels).permute(0, 3, 1, 2), label)
+
+
+class FusedVectors:
+    """Resident vectors, gathered for P networks at once."""
+
+    num_codes = 1
+
+    def __init__(self, vectors: Tensor) -> None:
+        self._vectors = vectors
+
+    def plan(self, index: Tensor, label: Tensor, _code: Tensor) -> list[tuple[Tensor, ...]]:
+        return list(zip(index, label, strict=True))
+
+    def gather(self, index: Tensor, label: Tensor) -> Batch:
+        return Batch(self._vectors.index_select(0, index.reshape(-1)).view(*index.shape, -1), label)
 
 
 class FusedText:
@@ -231,14 +248,12 @@ class SharedBatchIterator:
         )
         if len(self._devices) != len(self.groups):
             raise DataError(f"devices {devices} for {len(self.groups)} groups; allowed: one for each group")
-        self._source: FusedImages | FusedText
+        self._source: FusedImages | FusedVectors | FusedText
         if data.kind == "text":
-            self._source, self._labels = (
-                FusedText(data.train_x, split.block),
-                np.zeros(len(split.train), np.int64),
-            )
+            self._source = FusedText(data.train_x, split.block)
+            self._labels = np.zeros(len(split.train), np.int64)
         else:
-            self._source = FusedImages(data)
+            self._source = FusedImages(data) if data.kind == "image" else FusedVectors(data.train_x)
             self._labels = data.train_y.cpu().numpy()[split.train]
         self.begin_episode(0)
 
@@ -385,10 +400,10 @@ class EvalBatches:
     """Fixed samples in a fixed order, the same for all envs; the last batch may be smaller. Images stay uint8
     until used."""
 
-    x: Tensor  # images [V, C, H, W] uint8; text [V, T]
+    x: Tensor  # images [V, C, H, W] uint8; vectors [V, D] float32; text [V, T]
     y: Tensor  # [V]; text [V, T]
     batch_size: int
-    mean: Tensor | None = None  # per channel; None for text
+    mean: Tensor | None = None  # per channel; None for vectors and text
     std_inverse: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -404,7 +419,9 @@ class EvalBatches:
     def batches(self, rows: int = 1) -> Iterator[Batch]:
         """Every batch, the same samples in each of `rows` rows."""
         for x, y in zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True):
-            if self.mean is None or self.std_inverse is None:
+            if x.is_floating_point():
+                yield Batch(x.expand(rows, -1, -1), y.expand(rows, -1))
+            elif self.mean is None or self.std_inverse is None:
                 yield Batch(x.long().expand(rows, -1, -1), y.long().expand(rows, -1, -1))
             else:
                 pixels = x.permute(0, 2, 3, 1).float().sub_(self.mean).mul_(self.std_inverse)
@@ -428,7 +445,8 @@ def validation_batches(split: Split, batch_size: int) -> EvalBatches:
     if split.block:
         at = index.unsqueeze(1) * split.block + torch.arange(split.block, device=index.device)
         return EvalBatches(data.train_x[at], data.train_y[at], batch_size)
-    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *scaling)
 
 
 def test_batches(split: Split, batch_size: int) -> EvalBatches:
@@ -437,4 +455,5 @@ def test_batches(split: Split, batch_size: int) -> EvalBatches:
     if block:
         end = (len(data.test_x) - 1) // block * block
         return EvalBatches(data.test_x[:end].view(-1, block), data.test_y[:end].view(-1, block), batch_size)
-    return EvalBatches(data.test_x, data.test_y, batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.test_x, data.test_y, batch_size, *scaling)

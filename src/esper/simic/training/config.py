@@ -29,11 +29,11 @@ from esper.leyline import (
     LossRewardConfig,
     RewardConfig,
     RewardFamily,
-    RewardMode,
     SlotConfig,
     allowed,
 )
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
@@ -158,6 +158,9 @@ class TrainingConfig:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
+        check_reward_mode(self.reward.mode)
+        for mode in self.ab_reward_modes:
+            check_reward_mode(mode, "ab_reward_modes")
         for message in self._contradictions():
             raise EsperError(f"config: {message}")
 
@@ -216,7 +219,7 @@ class TrainingConfig:
                     f"reward.mode {mode} with reward_family loss, which has no modes; allowed: "
                     f"reward_family contribution, or reward.mode {default_mode}, the default"
                 )
-        size_is_free = self.reward_family is RewardFamily.LOSS or mode in _MODES_WITHOUT_RENT
+        size_is_free = self.reward_family is RewardFamily.LOSS or not prices_size(mode)
         if self.rent_curriculum and size_is_free:
             yield (
                 f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode "
@@ -246,9 +249,6 @@ class TrainingConfig:
                 "some of the settings can be given to `esper train --config`"
             )
         return cls(**_nested(leaves))
-
-
-_MODES_WITHOUT_RENT = (RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
 
 
 # -- settings by dotted path ---------------------------------------------------------------------------------

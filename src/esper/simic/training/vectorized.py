@@ -97,6 +97,8 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
+    if changes:
+        task.check_memory()
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
         raise EsperError(
             f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
@@ -215,11 +217,7 @@ def build_env(
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
-    if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
-        raise EsperError(
-            f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
-            f"{task.num_classes}"
-        )
+    task.check_data(data)
     split = validation_split(
         data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
     )
