@@ -27,7 +27,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from esper._files import replace_file, sync_directory
 from esper.nissa.hub import TelemetryError
 from esper.nissa.outputs import JsonlOutput, read_events, truncate_log
-from esper.nissa.tables import ParquetOutput, read_table, truncate_tables
+from esper.nissa.tables import ParquetOutput, check_tables, read_table, truncate_tables
 
 FORMAT = 1
 _PACKAGES = ("esper-grow", "torch", "numpy", "pyarrow", "duckdb", "safetensors", "orjson")
@@ -100,6 +100,7 @@ class RunDirectory:
         say which epoch (round, epoch) was `finished`, because steps on either side of it may have the same
         position."""
         run = cls.open(path)
+        check_tables(run.tables)
         truncate_log(run.log, seq)
         truncate_tables(run.tables, seq, finished)
         return run
