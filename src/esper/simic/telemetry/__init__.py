@@ -1,5 +1,4 @@
-"""Sensors, emitters and the anomaly detector. Nothing here changes what it measures, or waits for the device
-unasked."""
+"""Gradient statistics, emitters and the anomaly detector. Nothing here changes training."""
 
 from esper._lazy import lazy_exports
 
