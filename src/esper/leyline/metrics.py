@@ -350,7 +350,9 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
                 ),
             ),
         ),
-        _T.CF_UNAVAILABLE: EventSpec("No contribution could be measured.", (text("reason", "Reason why it was not measured."),)),
+        _T.CF_UNAVAILABLE: EventSpec(
+            "No contribution could be measured.", (text("reason", "Reason why it was not measured."),)
+        ),
         _T.LAST_ACTION: EventSpec("One decision and its result.", _LAST_ACTION),
         _T.REWARD_SUMMARY: EventSpec(
             "Terms of one step's reward.",
