@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WORKERS ?= 2
 
-.PHONY: run test test-slow bench lint type guardrails clean
+.PHONY: run test test-slow bench lint lines type guardrails clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -26,7 +26,15 @@ bench: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	@echo "src: $$(cat $$(find src -name '*.py') | wc -l) lines"
+
+lines:
+	@for package in src/esper src/esper/*/; do \
+		depth=$$([ $$package = src/esper ] && echo 1 || echo 9); \
+		files=$$(find $$package -maxdepth $$depth -name '*.py'); \
+		[ -z "$$files" ] || echo "$$(basename $$package) $$(cat $$files | wc -l)"; \
+	done
 
 type: $(STAMP)
 	$(BIN)/mypy

@@ -1,11 +1,11 @@
-"""What each part of the learner is worth: the same training with one thing changed, judged on networks that
-none has met.
+"""The value of each part of the learner: the same training with one thing changed, evaluated on networks that
+no variant was trained on.
 
 `python -m benchmarks.ablations [--task digits_impaired] [--only "no memory" …]` trains a policy for each
-variant with the same seed and plays each on the same networks without exploration: networks that no training
-plays, and that no proof does, so that what is chosen here can be proved there. Prints Markdown; differences
-are paired, intervals are 95 %. `--set ppo.lr=1e-3 teacher=none teacher_rounds=0` changes all variants, also
-the one as it is."""
+variant with the same random seed and evaluates all on the same networks, without exploration. Neither
+training nor `esper prove` uses these networks, so what is chosen here can be proved there. Prints Markdown;
+differences are paired, intervals are 95 %. `--set ppo.lr=1e-3 teacher=none teacher_rounds=0` changes all
+variants, including the unchanged one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ import torch
 from benchmarks.play import show
 from esper.leyline import RewardConfig
 from esper.nissa import TelemetryHub
-from esper.proof.episodes import TRAINING, play
+from esper.proof.episodes import play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.config import PRESETS, resolve
+from esper.simic.training.evaluation import TRAINING
 
 FIRST = 700_000
-"""The first seed that judges."""
+"""Number of the first network for evaluation."""
 ATTRIBUTION = ["contribution", "contribution_velocity", "contribution_age", "interaction", "boost"]
 SENSORS = [
     "boundary_norm",
@@ -63,7 +64,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[float], float, float]:
-    """J on networks of their own, fossils per network, and seconds of training."""
+    """J of each evaluated network, fossilized seeds per network, and seconds of training."""
     given = {name: getattr(options, name) for name in ("task", "rounds", "seed", "envs")}
     settings = {name: str(value) for name, value in given.items() if value is not None} | dict(options.set)
     config, _ = resolve(options.preset or options.task, None, {**settings, **change})
@@ -91,13 +92,15 @@ def main() -> None:
         "--preset", choices=PRESETS, help="settings of all variants; by default the task's own"
     )
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--envs", type=int, help="networks side by side; by default the preset's")
-    parser.add_argument("--seed", type=int, default=1, help="training seed")
-    parser.add_argument("--seeds", type=int, default=64, help="networks that judge")
+    parser.add_argument("--envs", type=int, help="networks that train side by side; by default the preset's")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the training")
+    parser.add_argument("--seeds", type=int, default=64, help="networks for evaluation")
     parser.add_argument(
-        "--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="of all variants"
+        "--set", nargs="+", type=setting, default=[], metavar="NAME=VALUE", help="settings for all variants"
     )
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, help="these variants, beside the one as it is")
+    parser.add_argument(
+        "--only", nargs="+", choices=VARIANTS, help="only these variants, and the unchanged one"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| variant | J | − as it is | fossils | CPU s |\n|---|---|---|---|---|")

@@ -1,4 +1,4 @@
-"""Rows `data.*`: what share of a training epoch goes into making its batches."""
+"""Rows `data.*`: the share of a training epoch that is spent on preparing its batches."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.harness import Row, interleave
+from benchmarks.harness import Datasets, Row, interleave
 from benchmarks.kasmina import CASES, Case, population, train_step
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 
 
 @dataclass(frozen=True, slots=True)
 class DataCase:
-    """A task's data: its set, how many steps an epoch has, and the share that batches may cost."""
+    """A task's dataset, its steps per epoch, and the share that batches may cost."""
 
     dataset: str
     steps: int
@@ -26,13 +26,16 @@ DATA = {
 }
 
 
-def rows() -> Iterator[Row]:
+def rows(datasets: Datasets) -> Iterator[Row]:
     for name, data in DATA.items():
-        yield from _share(name, CASES[name], data)
+        if reason := datasets.why_missing(data.dataset):
+            yield Row(f"data.pipeline_share.{name}", None, data.goal, skipped=reason)
+        else:
+            yield from _share(name, CASES[name], data)
 
 
 def batches(case: Case, data: DataCase) -> SharedBatchIterator:
-    """The iterator of one population, with the augmentation that is usual for the dataset."""
+    """The iterator of one population, with the dataset's usual augmentation."""
     split = validation_split(load_dataset(data.dataset), 256, 0)
     return SharedBatchIterator(
         split, [list(range(case.population))], case.batch, steps_per_epoch=data.steps, seed=0
@@ -40,14 +43,14 @@ def batches(case: Case, data: DataCase) -> SharedBatchIterator:
 
 
 def _share(name: str, case: Case, data: DataCase) -> Iterator[Row]:
-    made, used = batches(case, data), batches(case, data)
+    for_data_alone, for_training = batches(case, data), batches(case, data)
     model, optimizer = population(case, case.population)
 
     def produce() -> None:
-        deque(made, maxlen=0)
+        deque(for_data_alone, maxlen=0)
 
     def train() -> None:
-        for (batch,) in used:
+        for (batch,) in for_training:
             train_step(model, optimizer, batch.x, batch.y)
 
     ratio, ours, _ = interleave(produce, train, rounds=9)

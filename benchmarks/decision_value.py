@@ -1,14 +1,14 @@
 """How much do decisions matter? Fixed growth schedules on the embedded tasks, with paired seeds.
 
-A schedule plants up to three seeds (slot, blueprint, epoch), blends each as soon as its gate opens and
-fossilizes it as soon as it holds and its leave-one-out contribution is known: one operation per network and
-epoch, as a policy has it. Networks of one env share initial weights, batches and the weights of their first,
-second, third seed, whatever their schedule.
+A schedule plants up to three seeds (slot, blueprint, epoch). It blends each as soon as its gate opens, and
+fossilizes it as soon as it holds and its leave-one-out contribution is known. Like a policy, it performs one
+operation per network and epoch. All networks of one env share initial weights, batches and the weights of
+their first, second and third seed, whatever their schedule.
 
 `python -m benchmarks.decision_value` screens a grid of schedules on few envs, measures the best of them on
-more, and judges what it chose on envs that had no part in the choice. For a task that draws conditions it
-asks, beside the best schedule for all envs, for the best one for each pattern of crippled blocks: the
-difference is what a policy could gain by looking. Prints Markdown and writes JSON; every difference is
+more, and evaluates the chosen ones on envs that were not used for choosing. For a task that draws conditions
+it also searches the best schedule for each pattern of crippled blocks: the difference to the best single
+schedule is what a policy could gain by observing. Prints Markdown and writes JSON; every difference is
 paired, every interval is 95 %."""
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ TEMPO = 3
 CHUNK = 64
 """Networks per population."""
 SCREEN, NARROW, JUDGE = 0, 100_000, 200_000
-"""First envs of the three parts: no env has a part in two of them."""
+"""First envs of the three parts, which have no env in common."""
 LOOK = 3
-"""For an oracle that looks for a while before it plants: what hesitating costs."""
+"""Earliest epoch of planting for a second oracle: shows the cost of observing for longer."""
 
 
 @dataclass(frozen=True, order=True)
@@ -53,7 +53,7 @@ STATIC: Schedule = ()
 RANDOM = "random"
 Plan = Schedule | str
 Pair = tuple[Plan, int]
-"""A plan, and the env whose random numbers it meets."""
+"""A plan, and the number of the env that it runs in."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,17 @@ def run(
     task: TaskSpec, split: Split, pairs: Iterable[Pair], *, root: int = 0, episode: int = 0
 ) -> dict[Pair, Result]:
     """One episode of each (plan, env)."""
-    found: dict[Pair, Result] = {}
+    results: dict[Pair, Result] = {}
     order = sorted(set(pairs), key=growth_order)
     for at in range(0, len(order), CHUNK):
         part = order[at : at + CHUNK]
         drawn = {env: draw_condition(task, root, episode, env) for env in sorted({env for _, env in part})}
-        found |= zip(part, _run(task, split, part, drawn, root, episode), strict=True)
-    return found
+        results |= zip(part, _run(task, split, part, drawn, root, episode), strict=True)
+    return results
 
 
 def growth_order(pair: Pair) -> tuple[str, str]:
-    """Networks that grow alike share banks: side by side they cost least."""
+    """Networks that grow alike share banks, which is cheapest within one population."""
     plan, _ = pair
     return plan if isinstance(plan, str) else str([(p.slot, p.blueprint) for p in plan]), str(pair)
 
@@ -124,15 +124,13 @@ def _run(
         model.record_gradients(optimizer.stats)
         measure_contributions(model, validation, len(pairs))
         for row, (plan, env) in enumerate(pairs):
-            step = (
-                choose_random(model, task, row, dice[row])
-                if isinstance(plan, str)
-                else follow(model, plan, row, epoch)
-            )
+            if isinstance(plan, str):
+                step = choose_random(model, task, row, dice[row])
+            else:
+                step = follow(model, plan, row, epoch)
             if step is not None:
-                act(
-                    model, row, *step, stream_seed(root, "germination", episode, env, model.germinations[row])
-                )
+                init_seed = stream_seed(root, "germination", episode, env, model.germinations[row])
+                act(model, row, *step, init_seed)
         model.step_epoch()
     return [
         conclude(task, model, row, accuracy)
@@ -144,8 +142,8 @@ Step = tuple[LifecycleOp, str, str]
 
 
 def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) -> Step | None:
-    """The schedule's next operation: plant what is due, then fossilize, then advance, as tamiyo's
-    FixedSchedule does."""
+    """The schedule's next operation, as in tamiyo's FixedSchedule: plant what is due, then fossilize, then
+    advance."""
     for planting in schedule[model.germinations[row] :]:
         if planting.epoch <= epoch:
             return LifecycleOp.GERMINATE, planting.slot, planting.blueprint
@@ -162,7 +160,7 @@ def follow(model: MorphogeneticModel, schedule: Schedule, row: int, epoch: int) 
 def choose_random(
     model: MorphogeneticModel, task: TaskSpec, row: int, dice: np.random.Generator
 ) -> Step | None:
-    """Any operation that is possible now, WAIT included, each with the same probability."""
+    """One of the operations that are possible now, including WAIT, with equal probabilities."""
     reports = model.reports(row)
     places = {
         LifecycleOp.WAIT: [""],
@@ -183,16 +181,16 @@ def act(
 ) -> None:
     if op is LifecycleOp.GERMINATE:
         model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=init_seed)
+    elif op is LifecycleOp.ADVANCE:
+        model.advance(slot, row=row)
+    elif op is LifecycleOp.FOSSILIZE:
+        model.fossilize(slot, row=row)
     else:
-        {
-            LifecycleOp.ADVANCE: model.advance,
-            LifecycleOp.FOSSILIZE: model.fossilize,
-            LifecycleOp.PRUNE: model.prune,
-        }[op](slot, row=row)
+        model.prune(slot, row=row)
 
 
 def measure_contributions(model: MorphogeneticModel, validation: EvalBatches, rows: int) -> None:
-    """Leave-one-out of the seeds that hold or are about to: nothing else waits for it."""
+    """Leave-one-out of holding seeds. No other operation of a schedule needs it."""
     wanted = {}
     for row in range(rows):
         on = frozenset(blended_slots(model, row))
@@ -227,8 +225,8 @@ def committed_accuracy(model: MorphogeneticModel, data: EvalBatches, rows: int) 
         )
         for row in range(rows)
     }
-    found = accuracies(model, data, {row: [coalition] for row, coalition in wanted.items()})
-    return [found[key] / 100 for key in wanted.items()]
+    accuracy = accuracies(model, data, {row: [coalition] for row, coalition in wanted.items()})
+    return [accuracy[key] / 100 for key in wanted.items()]
 
 
 def conclude(task: TaskSpec, model: MorphogeneticModel, row: int, accuracy: float) -> Result:
@@ -260,23 +258,23 @@ class Question:
     sign: int = 1
     pattern: Pattern | None = None
     earliest: int = 1
-    """Schedules that plant before this epoch are no answer."""
+    """Schedules that plant before this epoch do not count."""
     keep: int = 12
     """Finalists."""
 
     def finalists(
         self,
-        found: Mapping[Pair, Result],
+        results: Mapping[Pair, Result],
         plans: Sequence[Schedule],
         envs: Mapping[Pattern, Sequence[int]],
         keep: int,
     ) -> list[Schedule]:
-        """The best of the plans that met all of these envs, best first."""
-        met = self.envs(envs)
+        """The best plans, best first, of those that ran in all of these envs."""
+        needed = self.envs(envs)
         scores = {
-            plan: statistics.mean(self.sign * getattr(found[plan, env], self.measure) for env in met)
+            plan: statistics.mean(self.sign * getattr(results[plan, env], self.measure) for env in needed)
             for plan in plans
-            if all((plan, env) in found for env in met) and all(p.epoch >= self.earliest for p in plan)
+            if all((plan, env) in results for env in needed) and all(p.epoch >= self.earliest for p in plan)
         }
         return sorted(scores, key=lambda plan: (-scores[plan], str(plan)))[:keep]
 
@@ -285,8 +283,8 @@ class Question:
 
 
 def grid(task: TaskSpec, size: int) -> list[Schedule]:
-    """About `size` schedules, a third each of one, two and three seeds in different slots: as many as fit of
-    those that start at once, and evenly spaced ones of those that start later."""
+    """About `size` schedules, a third each with one, two and three seeds in different slots: up to a quarter
+    of `size` start in the first epoch, the others are evenly spaced over later starts."""
     chosen: list[Schedule] = []
     for count in (1, 2, 3):
         by_start = [
@@ -310,20 +308,20 @@ def spaced(plans: Sequence[Schedule], count: int) -> list[Schedule]:
 
 
 def envs_by_pattern(task: TaskSpec, first: int, count: int) -> dict[Pattern, list[int]]:
-    """So many envs of each pattern that the task can draw; of a single one where it draws nothing."""
+    """`count` envs of each pattern that the task can draw; a task without conditions has one pattern."""
     blocks = len(draw_condition(task, 0, 0, first).crippled)
     patterns = (
         [(False,) * blocks]
         if task.conditions is None
         else list(itertools.product((False, True), repeat=blocks))
     )
-    found: dict[Pattern, list[int]] = {pattern: [] for pattern in patterns}
+    envs_of: dict[Pattern, list[int]] = {pattern: [] for pattern in patterns}
     for env in itertools.count(first):
-        mine = found[draw_condition(task, 0, 0, env).crippled]
+        mine = envs_of[draw_condition(task, 0, 0, env).crippled]
         if len(mine) < count:
             mine.append(env)
-        elif all(len(envs) == count for envs in found.values()):
-            return found
+        elif all(len(envs) == count for envs in envs_of.values()):
+            return envs_of
     raise AssertionError("unreachable")
 
 
@@ -356,17 +354,17 @@ def search(
     """Successive halving: every plan on `screen` envs of each pattern, each question's finalists on `narrow`
     more."""
     envs, more = envs_by_pattern(task, SCREEN, screen), envs_by_pattern(task, NARROW, narrow)
-    found = run(task, split, [(plan, env) for plan in plans for part in envs.values() for env in part])
-    finalists = {question: question.finalists(found, plans, envs, question.keep) for question in asked}
+    results = run(task, split, [(plan, env) for plan in plans for part in envs.values() for env in part])
+    finalists = {question: question.finalists(results, plans, envs, question.keep) for question in asked}
     again = {
         (plan, env) for question, kept in finalists.items() for plan in kept for env in question.envs(more)
     }
-    found |= run(task, split, again)
+    results |= run(task, split, again)
     both = {pattern: [*envs[pattern], *more[pattern]] for pattern in envs}
-    return {question: question.finalists(found, kept, both, 1)[0] for question, kept in finalists.items()}
+    return {question: question.finalists(results, kept, both, 1)[0] for question, kept in finalists.items()}
 
 
-# -- the judgement -------------------------------------------------------------------------------------------
+# -- the evaluation ------------------------------------------------------------------------------------------
 
 
 def name(plan: Plan) -> str:
@@ -376,16 +374,14 @@ def name(plan: Plan) -> str:
 
 
 def compare(task: TaskSpec, split: Split, plans: Mapping[str, Plan], envs: Sequence[int]) -> dict[str, Any]:
-    """Static and random growth beside what the search chose for all envs."""
-    found = run(task, split, [(plan, env) for plan in {*plans.values()} for env in envs])
-    results = {label: [found[plan, env] for env in envs] for label, plan in plans.items()}
+    """No growth, random growth, and the schedules that the search chose for all envs."""
+    outcomes = run(task, split, [(plan, env) for plan in {*plans.values()} for env in envs])
+    results = {label: [outcomes[plan, env] for env in envs] for label, plan in plans.items()}
     print("| plan | schedule | J | J − static | accuracy | added parameters |\n|---|---|---|---|---|---|")
     for label, rows in results.items():
-        gain = (
-            show([r.value - s.value for r, s in zip(rows, results["static"], strict=True)])
-            if label != "static"
-            else ""
-        )
+        gain = ""
+        if label != "static":
+            gain = show([r.value - s.value for r, s in zip(rows, results["static"], strict=True)])
         print(
             f"| {label} | {name(plans[label])} | {show([r.value for r in rows])} | {gain} | "
             f"{show([r.accuracy for r in rows])} | {statistics.mean(r.added for r in rows):.0f} |"
@@ -405,7 +401,7 @@ def compare(task: TaskSpec, split: Split, plans: Mapping[str, Plan], envs: Seque
 def oracle(
     task: TaskSpec, split: Split, chosen: Mapping[Question, Schedule], envs: Sequence[int]
 ) -> dict[str, Any]:
-    """Envs as they are drawn: the schedule chosen for an env's pattern against the one chosen for all."""
+    """On envs as the task draws them: the schedule chosen for each pattern against the one chosen for all."""
     pattern = {env: draw_condition(task, 0, 0, env).crippled for env in envs}
     by_pattern = {(q.pattern, q.earliest): plan for q, plan in chosen.items() if q.pattern is not None}
     single = next(plan for q, plan in chosen.items() if q.label == "best J")
@@ -415,21 +411,19 @@ def oracle(
         "oracle": {env: by_pattern[pattern[env], 1] for env in envs},
         f"oracle from epoch {LOOK}": {env: by_pattern[pattern[env], LOOK] for env in envs},
     }
-    found = run(task, split, {(plan, env) for by_env in plans.values() for env, plan in by_env.items()})
+    outcomes = run(task, split, {(plan, env) for by_env in plans.values() for env, plan in by_env.items()})
     value = {
-        label: np.array([found[plan, env].value for env, plan in by_env.items()])
+        label: np.array([outcomes[plan, env].value for env, plan in by_env.items()])
         for label, by_env in plans.items()
     }
-    print(
-        f"\n| crippled | envs | {' | '.join(f'J {label}' for label in plans)} | chosen |\n|---|---|{'---|' * (len(plans) + 1)}"
-    )
+    columns = ["crippled", "envs", *(f"J {label}" for label in plans), "chosen"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for crippled in [*sorted({*pattern.values()}), None]:
         at = [i for i, env in enumerate(envs) if crippled in (None, pattern[env])]
         cells = " | ".join(show(value[label][at].tolist()) for label in plans)
         marks = "all" if crippled is None else "".join("01"[c] for c in crippled)
-        print(
-            f"| {marks} | {len(at)} | {cells} | {name(single if crippled is None else by_pattern[crippled, 1])} |"
-        )
+        plan = single if crippled is None else by_pattern[crippled, 1]
+        print(f"| {marks} | {len(at)} | {cells} | {name(plan)} |")
     margins = {
         label: (value[label] - value["best single"]).tolist() for label in plans if label.startswith("oracle")
     }
@@ -448,10 +442,10 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument("--schedules", type=int, default=240, help="size of the grid")
-    parser.add_argument("--screen", type=int, default=2, help="envs of each pattern that meet the whole grid")
-    parser.add_argument("--narrow", type=int, default=6, help="envs of each pattern that meet the finalists")
-    parser.add_argument("--judge", type=int, default=32, help="fresh envs of the comparison")
-    parser.add_argument("--oracle", type=int, default=192, help="fresh envs of the oracle")
+    parser.add_argument("--screen", type=int, default=2, help="envs of each pattern for the whole grid")
+    parser.add_argument("--narrow", type=int, default=6, help="envs of each pattern for the finalists")
+    parser.add_argument("--judge", type=int, default=32, help="new envs for the comparison")
+    parser.add_argument("--oracle", type=int, default=192, help="new envs for the oracle")
     parser.add_argument("--out", type=Path, default=Path("decision_value.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -461,8 +455,9 @@ def main() -> None:
         split = split_of(task.dataset, task.val_size)
         plans, asked = [STATIC, *grid(task, options.schedules)], questions(task)
         print(
-            f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, finalists on "
-            f"{options.narrow} more, judged on {options.judge} others; host {task.host_params} parameters, "
+            f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, "
+            f"finalists on {options.narrow} more, evaluated on {options.judge} others; "
+            f"host {task.host_params} parameters, "
             f"λ {task.objective.size_price}, κ {task.objective.waste_price}\n",
             flush=True,
         )

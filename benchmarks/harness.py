@@ -1,4 +1,6 @@
-"""Interleaved timing: both sides of a ratio run in turn, so that a noisy machine disturbs both alike."""
+"""What every part of `make bench` uses: table rows, datasets, and interleaved timing.
+
+Both sides of a ratio are timed in turn, so that a noisy machine disturbs both alike."""
 
 from __future__ import annotations
 
@@ -8,20 +10,59 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from esper.runtime.data import DataError, get_dataset, load_dataset
+
 Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: a ratio with its goal, or a time for information (goal None)."""
+    """One line of the table: a ratio with its goal, a time for information (goal None), or a row that could
+    not be measured (value None, with the reason)."""
 
     name: str
-    value: float
+    value: float | None
     goal: float | None = None
+    skipped: str = ""
 
     @property
     def held(self) -> bool:
-        return self.goal is None or self.value <= self.goal
+        return self.goal is None or self.value is None or self.value <= self.goal
+
+
+class Datasets:
+    """The datasets that rows ask for. A missing one is fetched once, if that is allowed."""
+
+    def __init__(self, *, fetch: bool, say: Callable[[str], None]) -> None:
+        self.fetch = fetch
+        self.say = say
+        self._why_missing: dict[str, str | None] = {}
+
+    def why_missing(self, name: str) -> str | None:
+        """None if the dataset can be loaded; otherwise the reason why rows that need it are skipped."""
+        if name not in self._why_missing:
+            self._why_missing[name] = self._provide(name)
+        return self._why_missing[name]
+
+    def _provide(self, name: str) -> str | None:
+        try:
+            load_dataset(name)
+            return None
+        except DataError as error:
+            reason = str(error)
+        if self.fetch:
+            self.say(f"{name} is not on this machine; fetching it as `esper data get {name}` does")
+            try:
+                self.say(f"{name} is now in {get_dataset(name, report=self._report)}")
+                return None
+            except DataError as error:
+                reason = str(error)
+        return " ".join(reason.split())
+
+    def _report(self, message: str, done: float | None) -> None:
+        """Prints the steps of a fetch, not its progress."""
+        if done is None:
+            self.say(message)
 
 
 def _time(work: Work, repeats: int) -> float:

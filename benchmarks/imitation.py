@@ -1,9 +1,9 @@
-"""Can the network represent the rules of thumb? It learns to do what the heuristic does, and is judged on
-other episodes.
+"""Can the policy network represent the heuristic? It is trained to imitate it, and evaluated on other
+episodes.
 
-`python -m benchmarks.imitation` records real episodes of the heuristic, fits the recurrent policy to them by
-maximum likelihood, every operation with the same weight, and counts on held-out episodes how often it would
-do the same."""
+`python -m benchmarks.imitation` records episodes of the heuristic, fits the recurrent policy to them by
+maximum likelihood, with the same total weight for every operation, and measures on held-out episodes how
+often it takes the same action."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _map(parts, function):  # type: ignore[no-untyped-def]
 
 
 def record(task: TaskSpec, episodes: Sequence[int]) -> Recording:
-    """What the heuristic sees and does in these episodes of ENVS networks."""
+    """Observations, masks and actions of the heuristic in these episodes of ENVS networks."""
     env, policy = make_env(task, range(ENVS)), Heuristic(None, ENVS)
     kept: list[Recording] = []
     for episode in episodes:
@@ -75,7 +75,7 @@ def _join(parts: Sequence[Recording], dim: int) -> Recording:
 
 
 def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
-    """Maximum likelihood of the recorded actions, operations weighted by how rare they are."""
+    """Maximum likelihood of the recorded actions; each operation is weighted by its inverse frequency."""
     torch.manual_seed(stream_seed(seed, "policy"))
     policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM, memory_horizon=data.actions.shape[1]))
     optimizer = torch.optim.Adam(policy.network.parameters(), lr=2e-3)
@@ -84,7 +84,7 @@ def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
     for _ in range(updates):
         batch = data.rows(torch.randint(len(data.actions), (BATCH,)))
         nothing = torch.zeros(batch.actions.shape[:2])
-        found = policy.evaluate(
+        evaluated = policy.evaluate(
             batch.obs,
             policy.initial_hidden(BATCH),
             batch.masks,
@@ -93,7 +93,7 @@ def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
             epsilon=nothing,
         )
         each = weight[batch.actions[..., OP]]
-        loss = -(each * found.log_prob).sum() / each.sum()
+        loss = -(each * evaluated.log_prob).sum() / each.sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.network.parameters(), 1.0)
@@ -104,8 +104,8 @@ def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
 
 @torch.no_grad()
 def agreement(policy: RecurrentPolicy, data: Recording) -> tuple[dict[str, tuple[float, int]], float]:
-    """Recall and number of every operation that was recorded, and how often the slot is the same where there
-    is one."""
+    """Recall and count of every recorded operation; and how often both operation and slot are the same, where
+    the heuristic does not wait."""
     hidden, chosen = policy.initial_hidden(len(data.actions)), []
     for t in range(data.actions.shape[1]):
         step = policy.act(
@@ -134,14 +134,16 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="+", default=EMBEDDED)
     parser.add_argument(
-        "--episodes", type=int, default=24, help=f"recorded episodes of {ENVS} networks; a quarter more judge"
+        "--episodes",
+        type=int,
+        default=24,
+        help=f"recorded episodes of {ENVS} networks; a quarter as many are used for evaluation",
     )
     parser.add_argument("--updates", type=int, default=1500)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| task | recall of each operation (count) | operation and slot where it acts | CPU s |\n|---|---|---|---|"
-    )
+    print("| task | recall of each operation (count) | operation and slot where it acts | CPU s |")
+    print("|---|---|---|---|")
     for task in map(get_task_spec, options.tasks):
         start, more = time.process_time(), options.episodes + options.episodes // 4
         policy = fit(record(task, range(options.episodes)), options.updates)

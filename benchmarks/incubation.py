@@ -1,4 +1,4 @@
-"""A/B of the two ways to incubate a seed, on real digits: paired seeds, same data, same initial weights.
+"""Compares the two ways to incubate a seed, on real digits: paired networks, same data and initial weights.
 
 `python -m benchmarks.incubation` prints, for each seed blueprint, validation accuracy (%) right after alpha
 has reached 1, at the end, and at the end with the seed switched off; and the paired difference shadow − ste
@@ -49,7 +49,7 @@ def run(
         seeds=[stream_seed(0, "init", 0, row) for row in range(rows)],
     )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
-    found = {}
+    results = {}
     for epoch in range(warm + training + TEMPO + after):
         if epoch == warm:
             for row in range(rows):
@@ -66,19 +66,19 @@ def run(
                 seed = model.seed_in(SLOT, row)
                 assert seed is not None
                 # The gate's measurements are the trainer's business; here every seed blends on schedule.
-                seed.metrics.gradient_health = seed.metrics.gradient_ratio = 1.0
+                seed.update_metrics(gradient_health=1.0, gradient_ratio=1.0)
                 assert model.advance(SLOT, row=row).done
         if warm + training <= epoch < warm + training + TEMPO:
             model.step_epoch()
         if epoch == warm + training + TEMPO - 1:
-            found["at alpha 1"] = accuracy(model, split, on=True)
+            results["at alpha 1"] = accuracy(model, split, on=True)
         for (batch,) in batches:
             optimizer.zero_grad()
             model.losses(batch.x, batch.y).total().backward()
             optimizer.step()
-    found["end"] = accuracy(model, split, on=True)
-    found["seed off"] = accuracy(model, split, on=False)
-    return found
+    results["end"] = accuracy(model, split, on=True)
+    results["seed off"] = accuracy(model, split, on=False)
+    return results
 
 
 def accuracy(model: MorphogeneticModel, split: object, *, on: bool) -> torch.Tensor:

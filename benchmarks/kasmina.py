@@ -1,4 +1,4 @@
-"""Rows `kasmina.*`: what slots, coalitions, germination and populations cost."""
+"""Rows `kasmina.*`: the cost of slots, coalitions, germination and populations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NETWORKS = 16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A host as its task has it, with its batch size."""
+    """The host, batch size and population of a task."""
 
     base: int
     kernel: int
@@ -77,7 +77,7 @@ def grown(case: Case, slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")) -> Morp
         model.advance(slot)
         seed = model.seed_in(slot)
         assert seed is not None
-        seed.metrics.gradient_health = seed.metrics.gradient_ratio = 1.0
+        seed.update_metrics(gradient_health=1.0, gradient_ratio=1.0)
         model.advance(slot)
     model.step_epoch()
     return model.eval()
@@ -158,7 +158,7 @@ def _population(name: str, case: Case) -> Iterator[Row]:
 
 
 def _sizes(name: str, case: Case) -> Iterator[Row]:
-    """Which population size is fastest here: milliseconds per training step of one network."""
+    """Milliseconds per training step of one network, by population size."""
     for size in (1, 8, 16):
         model, optimizer = population(case, size)
         x, y = batch(case, size)

@@ -1,4 +1,4 @@
-"""The other side of the ratios: the same hosts as anyone would write them in plain torch."""
+"""The other side of the ratios: the same hosts in plain torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PlainTrainer:
 
 
 class PlainSeed(nn.Module):
-    """conv_light as anyone would write it."""
+    """conv_light in plain torch."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

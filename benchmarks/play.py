@@ -1,5 +1,4 @@
-"""Policies in real environments, and how sure we are of what came out: what the benchmarks of decisions
-share."""
+"""Runs policies in real environments and computes intervals: shared by the benchmarks of decisions."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ def split_of(dataset: str, val_size: int) -> Split:
 
 
 def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> VectorEnv:
-    """These envs, in populations of so many rows."""
+    """These envs, in populations of at most `rows` networks."""
     split = split_of(task.dataset, task.val_size)
     ids = [list(envs[at : at + rows]) for at in range(0, len(envs), rows)]
     sizes = [-(-len(group) // 8) * 8 for group in ids]
@@ -88,16 +87,18 @@ def outcomes(
     episode: int = 0,
     watch: Watch | None = None,
 ) -> list[EpisodeOutcome]:
-    """One episode of each env. `policy` makes the policy of some envs."""
-    found = []
+    """One episode of each env. `policy` builds the policy for a list of envs."""
+    results = []
     for at in range(0, len(envs), ROWS):
         part = envs[at : at + ROWS]
-        found += play(make_env(task, part), policy(part), episode=episode, watch=watch)
-    return found
+        results += play(make_env(task, part), policy(part), episode=episode, watch=watch)
+    return results
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
+    if len(values) < 2:
+        return statistics.mean(values), math.inf
     z, n = 1.959964, len(values) - 1
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))

@@ -1,6 +1,6 @@
-"""Policies that do not learn, side by side on the embedded tasks: what a learned one has to beat.
+"""Policies that do not learn, compared on the embedded tasks: the rivals of a learned policy.
 
-`python -m benchmarks.policies` plays the same fresh envs with each: never growing, random valid actions, the
+`python -m benchmarks.policies` runs each on the same new envs: never growing, random valid actions, the
 heuristic, and the fixed schedule that ships for the task. Prints Markdown; differences are paired, intervals
 are 95 %."""
 
@@ -15,14 +15,14 @@ import torch
 
 from benchmarks.play import EMBEDDED, outcomes, show
 from esper.leyline import EpisodeOutcome, PolicyProtocol
-from esper.proof.policies import shipped_schedules, tuned_thresholds
-from esper.proof.search import Schedule, load_schedules
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.tamiyo import AlwaysWait, FixedSchedule, RandomValid
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.schedules import Schedule, load_schedules
+from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 
 FIRST = 600_000
-"""First env: none of these had a part in choosing a schedule or a threshold."""
+"""Number of the first env. No schedule or threshold was chosen on these envs."""
 Maker = Callable[[Sequence[int]], PolicyProtocol]
 
 
@@ -36,10 +36,19 @@ def makers(task: TaskSpec, plan: Schedule) -> dict[str, Maker]:
 
 
 def table(played: Mapping[str, Sequence[EpisodeOutcome]]) -> str:
-    lines = [
-        "| policy | J | − never grow | − fixed schedule | accuracy | added | germinated | fossilized | pruned | rollbacks |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "policy",
+        "J",
+        "− never grow",
+        "− fixed schedule",
+        "accuracy",
+        "added",
+        "germinated",
+        "fossilized",
+        "pruned",
+        "rollbacks",
+    )
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for label, rows in played.items():
         gains = [
             show([r.objective - o.objective for r, o in zip(rows, played[other], strict=True)])
@@ -69,7 +78,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for task in map(get_task_spec, options.tasks):
         start = time.process_time()
-        plan = load_schedules(shipped_schedules(task), task).best.schedule
+        plan = load_schedules(
+            shipped_schedules(task.name), task.name, slots=task.slots, blueprints=task.blueprints
+        ).best.schedule
         played = {
             label: outcomes(task, range(FIRST, FIRST + options.envs), make)
             for label, make in makers(task, plan).items()

@@ -1,5 +1,7 @@
-"""`make bench`: every ratio and its goal as a table, and `bench.json`. Exit code 1 if a goal is missed on a
-quiet machine."""
+"""`make bench`: measures every ratio, prints it beside its goal and writes `bench.json`.
+
+A row whose dataset is missing and cannot be fetched is skipped: the table and `bench.json` say so (`null`,
+and the reason under `skipped`). Exit code 1 if a goal is missed on a quiet machine."""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,55 +18,86 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import data, kasmina, simic, system, tamiyo
-from benchmarks.harness import Row, interleave
+from benchmarks.harness import Datasets, Row, interleave
 
-PARTS: dict[str, Callable[[], Iterable[Row]]] = {
-    "kasmina": kasmina.rows,
+PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
+    "kasmina": lambda _: kasmina.rows(),
     "data": data.rows,
-    "tamiyo": tamiyo.rows,
-    "simic": simic.rows,
+    "tamiyo": lambda _: tamiyo.rows(),
+    "simic": lambda _: simic.rows(),
     "system": system.rows,
 }
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""
 
 
-def control() -> Row:
+def control() -> tuple[Row, bool]:
+    """The same work against itself, and whether the machine is too noisy to judge goals."""
     case = kasmina.CASES["cifar_baseline"]
     model, optimizer = kasmina.population(case, 1)
     x, y = kasmina.batch(case, 1)
     work = partial(kasmina.train_step, model, optimizer, x, y)
     ratio, _, _ = interleave(work, work)
-    return Row("bench.aa_control", ratio)
+    return Row("bench.aa_control", ratio), abs(ratio - 1) > NOISE
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=sorted(PARTS), help="run one part")
-    parser.add_argument("--out", type=Path, default=Path("bench.json"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    console = Console()
-    rows = [control()]
-    for name, part in PARTS.items():
-        if arguments.only in (None, name):
-            for row in part():
-                rows.append(row)
-                if not console.is_terminal:
-                    print(f"{row.name} {row.value:.3f}", flush=True)
-    noisy = abs(rows[0].value - 1) > NOISE
+def figure(row: Row) -> str:
+    return "–" if row.value is None else f"{row.value:.3f}"
+
+
+def verdict(row: Row, noisy: bool) -> str:
+    if row.skipped:
+        return "skipped"
+    if row.goal is None:
+        return ""
+    if row.held:
+        return "held"
+    return "noisy" if noisy else "missed"
+
+
+def as_table(rows: Sequence[Row], noisy: bool) -> Table:
     table = Table("name", "value", "goal", "")
     for row in rows:
-        verdict = "" if row.goal is None else "held" if row.held else "noisy" if noisy else "missed"
-        table.add_row(row.name, f"{row.value:.3f}", "" if row.goal is None else f"≤ {row.goal}", verdict)
-    console.print(table)
-    machine = f"{platform.machine()} {platform.system()} python {platform.python_version()} torch {torch.__version__}"
-    arguments.out.write_text(
-        json.dumps({row.name: row.value for row in rows} | {"machine": machine}, indent=2) + "\n"
-    )
-    console.print(
-        f"written to {arguments.out}" + ("; the machine is noisy, goals are not judged" if noisy else "")
-    )
+        goal = "" if row.goal is None else f"≤ {row.goal}"
+        table.add_row(row.name, figure(row), goal, verdict(row, noisy))
+    return table
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """A flat object: each row by name, the machine, and why rows were skipped."""
+    versions = f"python {platform.python_version()} torch {torch.__version__}"
+    report: dict[str, float | str | None] = {row.name: row.value for row in rows}
+    report["machine"] = f"{platform.machine()} {platform.system()} {versions}"
+    report["skipped"] = "; ".join(f"{row.name}: {row.skipped}" for row in rows if row.skipped)
+    return json.dumps(report, indent=2) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--only", choices=sorted(PARTS), help="run one part")
+    parser.add_argument("--offline", action="store_true", help="do not fetch missing datasets")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"), help="file for the figures")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    console = Console()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    datasets = Datasets(fetch=not given.offline, say=say)
+    first, noisy = control()
+    rows = [first]
+    for name, part in PARTS.items():
+        if given.only in (None, name):
+            for row in part(datasets):
+                rows.append(row)
+                if not console.is_terminal:
+                    print(f"{row.name} {figure(row)} {verdict(row, noisy)}".rstrip(), flush=True)
+    console.print(as_table(rows, noisy))
+    for row in rows:
+        if row.skipped:
+            say(f"skipped {row.name}: {row.skipped}")
+    given.out.write_text(as_json(rows))
+    say(f"written to {given.out}")
+    if noisy:
+        say("the machine is noisy: goals are not judged")
     return 0 if noisy or all(row.held for row in rows) else 1
 
 

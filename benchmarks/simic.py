@@ -1,4 +1,4 @@
-"""Rows `simic.*` and `telemetry.*`: what learning and recording take of a round of 16 envs on
+"""Rows `simic.*` and `telemetry.*`: the share of learning and recording in a round of 16 envs on
 digits_impaired."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Rows `tamiyo.*`: what deciding costs beside the epoch that it decides about, and how that grows with envs
-and slots."""
+"""Rows `tamiyo.*`: the cost of a decision relative to its epoch, and how it grows with envs and slots."""
 
 from __future__ import annotations
 
@@ -32,7 +31,9 @@ class Decider:
         place = np.arange(slots) % seen.table.shape[1]
         self.signals: list[TrainingSignals] = [seen.signals[i] for i in pick]
         self.table: ReportArray = np.ascontiguousarray(seen.table[pick][:, place])
-        self.sensors = np.ascontiguousarray(seen.sensors[pick][:, :, place])
+        self.sensors = {
+            name: np.ascontiguousarray(values[pick][:, place]) for name, values in seen.sensors.items()
+        }
         self.blueprints = env.rules.blueprint_mask
         torch.manual_seed(0)
         self.policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM))

@@ -1,9 +1,9 @@
-"""Thresholds for the heuristic of each task: a search on training envs. `benchmarks.policies` judges what it
-finds on others.
+"""Searches thresholds for the heuristic of each task on training envs. `benchmarks.policies` evaluates the
+result on others.
 
-`python -m benchmarks.tune_heuristic`: for each task a few thought-out candidates and as many random ones play
-the same envs, then variants of the best do, twice. The best of all ships with the package. Gains are points
-of J over networks that never grow."""
+`python -m benchmarks.tune_heuristic` runs, for each task, some hand-written and some random candidates on the
+same envs, and then two generations of variants of the best. The best of all ships with the package. Gains are
+points of J above networks that never grow."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ import torch
 
 from benchmarks.play import outcomes
 from esper.leyline import PolicyProtocol, stream_seed
-from esper.proof.policies import SHIPPED, THRESHOLDS
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.shipped import SHIPPED, THRESHOLDS, THRESHOLDS_VERSION
 
 TASKS = ("digits_shift", "digits_impaired", "digits_baseline", "digits_scale")
-"""In this order: all draw from one stream."""
+"""The order matters: all draw from one random stream."""
 FIRST = 300_000
-"""First env."""
+"""Number of the first env."""
 SPACE: dict[str, tuple[Any, ...]] = {
     "min_progress": (0.0, 0.05, 0.1, 0.2),
     "max_progress": (0.15, 0.2, 0.3, 0.5),
@@ -66,7 +66,7 @@ EAGER = HeuristicConfig(
     min_contribution=0.0,
 )
 """One seed after the other from the first epoch on, the first slots first."""
-THOUGHT_OUT = (
+BY_HAND = (
     HeuristicConfig(),
     EAGER,
     replace(EAGER, strong_tap_ratio=0.9),
@@ -97,11 +97,11 @@ def policy_of(config: HeuristicConfig | None, envs: Sequence[int]) -> PolicyProt
 
 
 def measure(task: str, configs: Iterable[HeuristicConfig | None], count: int) -> Table:
-    found: Table = {}
+    table: Table = {}
     for config in dict.fromkeys(configs):
         played = outcomes(get_task_spec(task), range(FIRST, FIRST + count), partial(policy_of, config))
-        found[config] = [outcome.objective for outcome in played]
-    return found
+        table[config] = [outcome.objective for outcome in played]
+    return table
 
 
 def gains(table: Table) -> Gains:
@@ -118,7 +118,7 @@ def best(scores: Gains, count: int) -> list[HeuristicConfig]:
 
 
 def changes(config: HeuristicConfig) -> str:
-    """What differs from the defaults."""
+    """The thresholds that differ from the defaults."""
     default = asdict(HeuristicConfig())
     return (
         ", ".join(f"{name}={value!r}" for name, value in asdict(config).items() if value != default[name])
@@ -130,43 +130,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="only these")
-    parser.add_argument("--candidates", type=int, default=10, help="to begin with")
-    parser.add_argument("--children", type=int, default=5, help="variants of the best, twice")
-    parser.add_argument("--envs", type=int, default=16, help="that they meet; twice as many with conditions")
-    parser.add_argument("--out", type=Path, default=SHIPPED, help="where each task's thresholds go")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="tasks to search for")
+    parser.add_argument("--candidates", type=int, default=10, help="candidates in the first generation")
+    parser.add_argument(
+        "--children", type=int, default=5, help="variants of the best in each of two more generations"
+    )
+    parser.add_argument(
+        "--envs", type=int, default=16, help="envs per candidate; twice as many where a task draws conditions"
+    )
+    parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for the thresholds")
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = time.process_time()
     rng = np.random.default_rng(stream_seed(0, "sampling"))
     pool = [
-        *THOUGHT_OUT,
-        *(
-            replace(HeuristicConfig(), **draw(rng, SPACE))
-            for _ in range(options.candidates - len(THOUGHT_OUT))
-        ),
+        *BY_HAND,
+        *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(options.candidates - len(BY_HAND))),
     ]
     for task in TASKS:
-        if task not in options.tasks:  # what it would have drawn, so that the others draw what they always do
+        if task not in options.tasks:  # draw all the same, so that the other tasks draw what they always do
             for _ in range(2):
                 variants(pool[:3], options.children, rng)
             continue
-        # Drawn conditions differ more than anything else does.
+        # With drawn conditions, J varies more between envs.
         count = options.envs * (1 if get_task_spec(task).conditions is None else 2)
         table = measure(task, [None, *pool], count)
         for _ in range(2):
             table |= measure(task, variants(best(gains(table), 3), options.children, rng), count)
-        found = gains(table)
-        for config in best(found, 3):
-            print(f"{task}: {found[config]:.1f} with {changes(config)}", flush=True)
-        chosen = best(found, 1)[0]
+        scores = gains(table)
+        for config in best(scores, 3):
+            print(f"{task}: {scores[config]:.1f} with {changes(config)}", flush=True)
+        chosen = best(scores, 1)[0]
         command = shlex.join(["python", "-m", "benchmarks.tune_heuristic", *sys.argv[1:]])
         content = {
             "task": task,
             "command": command,
             "envs": count,
-            "gain": found[chosen],
+            "gain": scores[chosen],
             "config": asdict(chosen),
+            "version": THRESHOLDS_VERSION,
         }
         (options.out / f"{task}{THRESHOLDS}").write_text(
             json.dumps(content, indent=2) + "\n", encoding="utf-8"

@@ -1,4 +1,4 @@
-"""Train an ordinary, seedless host on CIFAR-10: what a network reaches here before anything grows in it.
+"""Train a host without slots in use on CIFAR-10: the accuracy of a network in which nothing grows.
 
 esper data get cifar10
 python examples/cifar_host.py
@@ -18,22 +18,23 @@ from esper.runtime.data import Batch, SharedBatchIterator, load_dataset, test_ba
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """A rise over the first tenth, then half a cosine down to nothing."""
-    rise = steps / 10
-    return peak * (
-        step / rise if step < rise else 0.5 + 0.5 * math.cos(math.pi * (step - rise) / (steps - rise))
-    )
+    """Linear warm-up over the first tenth of the steps, then a cosine decay to 0."""
+    warmup = steps / 10
+    if step < warmup:
+        return peak * step / warmup
+    progress = (step - warmup) / (steps - warmup)
+    return peak * (0.5 + 0.5 * math.cos(math.pi * progress))
 
 
 @torch.no_grad()
 def accuracy(model: MorphogeneticModel, data: Iterable[Batch]) -> float:
-    """Share of right answers, in percent."""
+    """Accuracy in percent."""
     model.eval()
-    right, total = torch.zeros((), dtype=torch.long), 0
+    correct, total = torch.zeros((), dtype=torch.long), 0
     for x, y in data:
-        right += (model(x).argmax(-1) == y).sum()
+        correct += (model(x).argmax(-1) == y).sum()
         total += y.numel()
-    return 100 * right.item() / total
+    return 100 * correct.item() / total
 
 
 def main() -> None:
@@ -41,11 +42,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--base", type=int, default=16, help="channels of the first block")
-    parser.add_argument("--blocks", type=int, default=4, help="blocks, each twice as wide as the last")
+    parser.add_argument(
+        "--blocks", type=int, default=4, help="number of blocks; each is twice as wide as the one before"
+    )
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.1, help="highest learning rate")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     args = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
@@ -69,13 +72,10 @@ def main() -> None:
             optimizer.step()
             total += losses.main.detach().sum()
             step += 1
-        print(
-            f"epoch {epoch + 1:2}  train loss {total.item() / steps_per_epoch:.3f}  seconds {time.perf_counter() - start:.0f}",
-            flush=True,
-        )
-    print(
-        f"test accuracy {accuracy(model, test_batches(split, 250)):.2f} %  seconds {time.perf_counter() - start:.0f}"
-    )
+        loss, seconds = total.item() / steps_per_epoch, time.perf_counter() - start
+        print(f"epoch {epoch + 1:2}  train loss {loss:.3f}  seconds {seconds:.0f}", flush=True)
+    test = accuracy(model, test_batches(split, 250))
+    print(f"test accuracy {test:.2f} %  seconds {time.perf_counter() - start:.0f}")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def measure(model: MorphogeneticModel, row: int = 0, *, contribution: float = 5.
     for slot_id in model.reports(row):
         seed = model.seed_in(slot_id, row)
         assert seed is not None
-        seed.metrics.gradient_health = seed.metrics.gradient_ratio = seed.metrics.gradient_norm = 1.0
+        seed.update_metrics(gradient_health=1.0, gradient_ratio=1.0, gradient_norm=1.0)
 
 
 def stage_of(model: MorphogeneticModel, slot_id: str, row: int = 0) -> SeedStage:

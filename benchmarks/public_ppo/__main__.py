@@ -1,10 +1,10 @@
 """The project's PPO and sb3-contrib's RecurrentPPO on the same memory task: `python -m benchmarks.public_ppo
 [--seeds 3]`.
 
-Prints for each side and seed the env steps until 95 % of the last 256 episodes, as played while learning,
-were right, and env steps per second of one processor core, learning included. The library lives in a virtual
-environment of its own beside this file, with torch as constraints.txt pins it; the project never depends on
-it."""
+Prints for each side and random seed the number of env steps until 95 % of the last 256 training episodes
+were solved, and env steps per second of one processor core, including learning. The library is installed into
+a virtual environment of its own beside this file, with the torch version of constraints.txt; the project
+itself does not depend on it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds per side")
+    parser.add_argument("--seeds", type=int, default=3, help="random seeds per side")
     parser.add_argument(
         "--theirs", nargs="+", default=["tuned"], help="settings of the other side: default, tuned"
     )
@@ -72,9 +72,9 @@ def main() -> None:
             runs[name].append(measure(*command, str(seed)))
             print(f"seed {seed}, {name}: {describe(runs[name][-1])}", flush=True)
     table = Table("side", *(f"seed {seed}" for seed in range(seeds)), "env steps per core second")
-    for name, found in runs.items():
+    for name, results in runs.items():
         table.add_row(
-            name, *map(describe, found), f"{median(run['steps'] / run['seconds'] for run in found):,.0f}"
+            name, *map(describe, results), f"{median(run['steps'] / run['seconds'] for run in results):,.0f}"
         )
     Console().print(table)
 

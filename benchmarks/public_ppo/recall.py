@@ -1,8 +1,8 @@
-"""The task that both sides play, in plain numpy: a cue at step 0, nothing after it, and at step 30 the answer
-that it asked for.
+"""The task of both sides, in plain numpy: a cue at step 0, no information after it, and at step 30 the action
+that matches the cue.
 
-Two actions are legal at every step and only the last one pays, so that credit has to find it. E envs run in
-lockstep."""
+Two actions are legal at every step and only the last one is rewarded, so credit assignment matters. E envs
+run in lockstep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DELAY = 30
 STEPS = DELAY + 1
 FEATURES = 8
 WINDOW = 256
-"""Episodes over which a solution has to hold."""
+"""Number of last episodes over which the share of solved ones is taken."""
 SOLVED = 0.95
 BUDGET = 150_000
 """Env steps after which a run gives up."""
@@ -37,7 +37,7 @@ class Recall:
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], bool]:
-        """What is seen next, what was earned, and whether the episodes are over (then call reset)."""
+        """Next observations, rewards, and whether the episodes are over (then call reset)."""
         done = self.t == DELAY
         earned = (actions == self.cue).astype(np.float32) if done else np.zeros(self.envs, np.float32)
         self.t += 1
@@ -50,8 +50,7 @@ class Recall:
 
 
 class Progress:
-    """Counts env steps until the last WINDOW episodes, as they were played while learning, are nearly all
-    right."""
+    """Counts env steps until the share of solved episodes among the last WINDOW reaches SOLVED."""
 
     def __init__(self) -> None:
         self.steps, self.solved_at = 0, 0
@@ -73,5 +72,5 @@ class Progress:
         return self.solved_at > 0 or self.steps >= BUDGET
 
     def report(self, seconds: float) -> dict[str, float]:
-        """`seconds`: of one processor core, learning included."""
+        """`seconds`: of one processor core, including learning."""
         return {"solved_at": self.solved_at, "steps": self.steps, "share": self.share, "seconds": seconds}

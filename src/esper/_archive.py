@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from esper._files import write_atomic
+from esper._files import decode, write_atomic
 from esper.leyline import StructureError
 
 
@@ -31,8 +31,8 @@ def require_fields(origin: object, part: str, stored: Mapping[str, Any], names: 
         raise StructureError(f"{origin}: field {part}.{name} is {'unknown' if name in stored else 'missing'}")
 
 
-def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
-    """Copy each stored tensor onto the target of its name; names, shapes and types must agree exactly."""
+def check_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Names, shapes and types of stored tensors must be those of the targets."""
     for name in sorted(targets.keys() ^ stored.keys()):
         raise StructureError(
             f"{origin}: tensor {name!r} is {'missing from' if name in targets else 'unknown, yet in'} the file"
@@ -40,6 +40,12 @@ def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[
     for name, target in targets.items():
         require_equal(origin, f"shape of {name}", tuple(stored[name].shape), tuple(target.shape))
         require_equal(origin, f"type of {name}", stored[name].dtype, target.dtype)
+
+
+def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Copy each stored tensor onto the target of its name, once `check_tensors` has passed."""
+    check_tensors(origin, targets, stored)
+    for name, target in targets.items():
         target.data.copy_(stored[name])
 
 
@@ -58,7 +64,9 @@ def write_archive(
     write_atomic(path, data)
 
 
-def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_archive(
+    path: str | os.PathLike[str], *, kind: str | tuple[str, ...]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and JSON of a file from `write_archive`; damage is reported with the name of the tensor it
     hit."""
     try:
@@ -69,12 +77,12 @@ def read_archive(path: str | os.PathLike[str], *, kind: str) -> tuple[dict[str, 
         raise StructureError(f"{path}: not a readable safetensors file ({error})") from error
     if "esper" not in header:
         raise StructureError(f"{path}: the header has no field 'esper'; this file was not written by Esper")
-    try:
-        meta = orjson.loads(header["esper"])
-    except orjson.JSONDecodeError as error:
-        raise StructureError(f"{path}: header field 'esper' is not JSON ({error})") from error
-    require_equal(path, "kind", meta.get("kind"), kind)
-    digests = meta.pop("digests", {})
+    meta = decode(dict[str, Any], header["esper"].encode(), f"{path}, header")
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if meta.get("kind") not in kinds:
+        wanted = " or ".join(repr(name) for name in kinds)
+        raise StructureError(f"{path}: kind is {meta.get('kind')!r} in the file and {wanted} here")
+    digests = decode(dict[str, str], meta.pop("digests", {}), f"{path}, field digests")
     for name in sorted(tensors.keys() | digests.keys()):
         if name not in tensors or _digest(tensors[name]) != digests.get(name):
             raise StructureError(f"{path}: tensor {name!r} is missing or damaged (its digest does not match)")

@@ -67,4 +67,11 @@ def test_what_is_no_baseline_is_refused(tmp_path, capsys) -> None:
     (tmp_path / "file.json").write_text("[]")
     for path in (tmp_path / "file.json", tmp_path / "nowhere.json"):
         assert main(["check", str(path)]) == 2
-        assert "no baseline" in capsys.readouterr().err
+        assert "not a baseline" in capsys.readouterr().err
+
+
+def test_a_difference_is_a_failure_not_bad_input(tmp_path, capsys) -> None:
+    file = tmp_path / "file.json"
+    file.write_text('{"torch": "another", "runs": {}, "imports": {}}')
+    assert main(["check", str(file)]) == 1
+    assert "differences from" in capsys.readouterr().err

@@ -11,13 +11,13 @@ import torch
 
 from esper.leyline import EsperError, LifecycleOp
 from esper.nissa import TelemetryHub
-from esper.proof.search import Found, Schedules, save_schedules
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.schedules import ScheduleResult, Schedules, save_schedules
 from run_helpers import SMALL, assert_same_run, rows, story, train
 
 PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
@@ -26,7 +26,9 @@ PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
 @pytest.fixture
 def schedules(tmp_path):
     def write(task: str = SMALL["task"], plan=PLAN, patterns=()) -> str:
-        best, nothing = (Found(schedule=p, objective=0.5, gain=0.1, seeds=1, env_steps=1) for p in (plan, ()))
+        best, nothing = (
+            ScheduleResult(schedule=p, objective=0.5, gain=0.1, networks=1, env_steps=1) for p in (plan, ())
+        )
         path = tmp_path / "schedule.json"
         found = Schedules(
             task=task,
@@ -35,7 +37,7 @@ def schedules(tmp_path):
             best=best,
             by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns},
         )
-        save_schedules(path, found, get_task_spec(task), "")
+        save_schedules(path, found, get_task_spec(task).slots, "")
         return str(path)
 
     return write
@@ -129,7 +131,7 @@ def test_given_actions_are_judged_not_chosen() -> None:
         ({"teacher": "heuristic"}, "set both or neither"),
         ({"teacher_rounds": 1}, "set both or neither"),
         ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
-        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
+        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read nowhere.json"),
     ],
 )
 def test_what_cannot_be_taught_is_refused(fields, words) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.leyline import EsperError
-from esper.simic.agent.ppo_update import without_luck
+from esper.simic.agent.ppo_update import subtract_twin_baseline
 from run_helpers import rows, train
 
 SHIFT = {"task": "digits_shift", "envs": 6, "rounds": 1}
@@ -46,7 +46,7 @@ def test_what_twins_share_is_taken_out() -> None:
     """Against a plain loop, undecided steps included."""
     generator = torch.Generator().manual_seed(0)
     advantages, where = torch.randn(6, 4, generator=generator), torch.rand(6, 4, generator=generator) < 0.7
-    found = without_luck(advantages, where, 3)
+    found = subtract_twin_baseline(advantages, where, 3)
     for i in range(6):
         for t in range(4):
             others = [
@@ -54,9 +54,9 @@ def test_what_twins_share_is_taken_out() -> None:
             ]
             wanted = advantages[i, t].item() - (sum(others) / len(others) if others else 0.0)
             assert found[i, t].item() == pytest.approx(wanted, abs=1e-6)
-    assert torch.equal(without_luck(advantages, where, 1), advantages)
+    assert torch.equal(subtract_twin_baseline(advantages, where, 1), advantages)
     same = torch.ones(2, 4)
-    assert torch.equal(without_luck(same * 5, same > 0, 2), same * 0)
+    assert torch.equal(subtract_twin_baseline(same * 5, same > 0, 2), same * 0)
 
 
 def test_twins_learn(tmp_path) -> None:

@@ -55,8 +55,6 @@ def contents(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_leaves_the_run_as_it_is(name: str, copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "sync":
-        pytest.importorskip("tensorboard")
     before = contents(copy)
     assert main(READERS[name](copy)) == 0
     assert capsys.readouterr().out
@@ -192,8 +190,6 @@ def test_runs_are_located_by_name_path_and_latest(runs: Path) -> None:
 @pytest.mark.parametrize("name", ["watch", "report", "sql", "compare", "sync"])
 @pytest.mark.parametrize("run", ["first", "latest"])
 def test_readers_take_a_name(run: str, name: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "sync":
-        pytest.importorskip("tensorboard")
     arguments = {
         "sql": ["SELECT count(*) FROM rounds"],
         "compare": ["second"],
@@ -286,8 +282,6 @@ def assert_harmless(shown: str) -> None:
 def test_text_of_a_run_cannot_act_on_the_terminal(
     arguments: list[str], hostile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if arguments[0] == "sync":
-        pytest.importorskip("tensorboard")
     arguments = [argument.format(run=hostile, parent=hostile.parent) for argument in arguments]
     assert main(arguments) in (0, 2)
     shown = capsys.readouterr()

@@ -19,7 +19,6 @@ from esper.scripts.cli import main
 
 from .conftest import Write
 
-textual = pytest.importorskip("textual", reason="textual is not installed: the extra is esper-grow[watch]")
 SIZES = [(100, 30), (200, 60)]
 
 

@@ -107,7 +107,7 @@ def test_the_whole_path_with_strict_gates():
     model.record_epoch(row, 40.5)
     assert view.step_epoch() == []
     seed = model.seed_in(SLOT, row)
-    seed.metrics.gradient_ratio, seed.metrics.gradient_health = 0.5, 1.0
+    seed.update_metrics(gradient_ratio=0.5, gradient_health=1.0)
     assert view.reports()[SLOT].can_advance
 
     assert moves(passed(view.advance(SLOT)).records) == [(K.STAGE_CHANGED, S.TRAINING, S.BLENDING)]
@@ -168,11 +168,12 @@ def test_the_clock_alone_counts_epochs():
     assert model.reports()[SLOT].metrics.contribution_age == 2
 
 
-def test_a_report_is_a_copy():
+def test_a_report_stays_as_it_was():
     model = make("mlp")
     bring(model, SLOT, "norm", S.TRAINING)
-    model.reports()[SLOT].metrics.epochs_total = 99
-    assert model.reports()[SLOT].metrics.epochs_total == 0
+    before = model.reports()[SLOT]
+    model.step_epoch()
+    assert (before.metrics.epochs_total, model.reports()[SLOT].metrics.epochs_total) == (0, 1)
 
 
 def test_each_stage_starts_its_own_accuracy_baseline():

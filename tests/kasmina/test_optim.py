@@ -220,7 +220,7 @@ def test_recorded_gradients_reach_the_learning_seeds():
     train_step(model, optimizer, *population_batch(model, 1))
     before = model.reports(3)
     for row in (1, 2):
-        model.seed_in("r0c0", row).metrics.gradient_ratio = None
+        model.seed_in("r0c0", row).update_metrics(gradient_ratio=None)
     model.record_gradients(optimizer.stats)
     for row in (1, 2):
         metrics = model.reports(row)["r0c0"].metrics

@@ -231,9 +231,13 @@ SNAPSHOT_DAMAGE: list[tuple[Callable[[RowSnapshot], RowSnapshot], type[EsperErro
     (
         lambda s: replace(s, seeds=s.seeds | {"r0c0": s.seeds["r0c0"] | {"stage": 5}}),
         StructureError,
-        "5 is not a valid Seed",
+        "stage is 5: invalid enum value",
     ),
-    (lambda s: replace(s, seeds=s.seeds | {"r0c0": {"stage": 3}}), StructureError, "seed: missing fields"),
+    (
+        lambda s: replace(s, seeds=s.seeds | {"r0c0": {"stage": 3}}),
+        StructureError,
+        "seed in r0c0: field seed_id is missing",
+    ),
     (lambda s: replace(s, germinations=-1), StructureError, "germinations is -1"),
 ]
 
@@ -335,11 +339,7 @@ def test_sick_weights_are_saved_as_they_are(tmp_path):
 def test_measurements_come_back(tmp_path):
     model, _ = grown("mlp")
     seed = model.seed_in("r0c0", 2)
-    seed.metrics.gradient_norm, seed.metrics.contribution_velocity, seed.metrics.gradient_exploding = (
-        1e-300,
-        -0.1,
-        True,
-    )
+    seed.update_metrics(gradient_norm=1e-300, contribution_velocity=-0.1, gradient_exploding=True)
     save_network(tmp_path, model)
     assert load_network(tmp_path)[0].seed_in("r0c0", 2) == seed
     assert asdict(seed)["metrics"]["gradient_norm"] == 1e-300
@@ -394,95 +394,67 @@ DELETE = object()
 SEED = "rows/0/seeds/r0c0"  # fossilized
 BLENDING = "rows/0/seeds/r1c0"
 TAMPERING: list[tuple[str, Any, str]] = [
-    ("format", "esper-network-1", r"format 'esper-network-1'; allowed: esper-network-2"),
-    ("format", DELETE, "format None; allowed: esper-network-2"),
-    ("colour", "green", r"unknown fields \['colour'\]"),
-    ("population", 5, "population is 5; allowed: 1 or a multiple of 8"),
+    ("version", 99, "version is 99, written by a newer Esper"),
+    ("version", 1, "version 1; this Esper reads version 2. Load the network with the Esper that wrote it"),
+    ("version", DELETE, "format is None and version None"),
+    ("colour", "green", "field colour is unknown"),
     ("population", 8, "1 rows for a population of 8"),
-    ("population", "1", "population is '1', wanted int"),
-    ("population", 1.0, r"population is 1\.0, wanted int"),
-    ("population", True, "population is True, wanted int"),
+    ("population", True, "population is true: expected `int`"),
+    ("population", 10**12, "population is 1000000000000"),
     ("slots", ["r0c0"], "slot 'r1c0' is unknown; allowed: r0c0"),
     ("slots", ["r0c0", "r0c9"], "slot 'r0c9' is unknown to this host"),
     ("slots", [], "at least one slot"),
-    ("slots", "r0c0", "slots is 'r0c0', wanted list"),
-    ("dtype", "float99", "float99"),
-    ("dtype", "int64", "floating point"),
-    ("dtype", "nn", "wrong kind"),
+    ("dtype", "int64", "dtype is 'int64': .*allowed: float32, float64"),
     ("dtype", "float64", r"is torch\.float32, wanted torch\.float64"),
-    ("gates/permissive", "yes", "gates: permissive is 'yes', wanted bool"),
-    ("gates/min_contribution", "x", "gates: min_contribution is 'x', wanted int or float"),
     ("gates/min_contribution", -2.0, r"min_contribution is -2\.0"),
-    ("gates/min_contribution", DELETE, r"gates: missing fields \['min_contribution'\]"),
-    ("gates/colour", 1, r"gates: .*unknown fields \['colour'\]"),
+    ("gates/min_contribution", DELETE, r"field gates\.min_contribution is missing"),
+    ("gates/colour", 1, r"field gates\.colour is unknown"),
     ("pacing/embargo_epochs", -1, "embargo_epochs is -1"),
-    ("pacing/embargo_epochs", 1.5, r"embargo_epochs is 1\.5"),
     ("pacing/auto_forward_gates", [5], "allowed: G1, G2, G3"),
-    ("pacing/auto_forward_gates", [99], "99 is not a valid GateLevel"),
-    ("pacing/auto_forward_gates", "G1", "auto_forward_gates is 'G1', wanted list"),
-    ("incubation", "deep", "DEEP"),
-    ("incubation", 3, "incubation is 3, wanted str"),
+    ("pacing/auto_forward_gates", [99], r"pacing\.auto_forward_gates\[0\] is 99: invalid enum value"),
+    ("incubation", "deep", "incubation is 'deep': .*allowed: shadow, ste"),
     ("host/kind", "rnn", "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
     ("host/kind", "mlp", "does not fit a mlp host"),
     ("host/kind", DELETE, "host kind None is unknown"),
     ("host/base", 3, r"host.blocks.0.conv.weight has shape \(2, 1, 3, 3\), wanted \(3, 1, 3, 3\)"),
-    ("host/base", -2, "wrong kind|must be"),
+    ("host/base", -2, "cannot be built|must be"),
     ("host/base", "2", "does not fit a cnn host"),
     ("host/classes", 11, r"host.head.weight has shape \(10, 8\), wanted \(11, 8\)"),
     ("host/blocks", 1, "blocks is 1"),
     ("host/blocks", 5, "pools|missing tensors"),
     ("host/colour", 1, "colour"),
-    ("host", [], r"host is \[\], wanted dict"),
     ("rows", [], "0 rows for a population of 1"),
-    ("rows", {}, "rows is {}, wanted list"),
-    ("rows/0", 3, "row 0: found int"),
-    ("rows/0/seeds", DELETE, r"row 0: missing fields \['seeds'\]"),
-    ("rows/0/seeds", [], r"row 0: seeds is \[\], wanted dict"),
-    ("rows/0/germinations", "x", "row 0: germinations is 'x', wanted int"),
+    ("rows/0", 3, r"rows\[0\] is 3: expected `object`"),
     ("rows/0/germinations", -3, "germinations is -3"),
-    ("rows/0/colour", 1, r"row 0: .*unknown fields \['colour'\]"),
     (SEED, DELETE, r"unknown tensors \['r0c0\."),
-    (SEED, 7, "seed: found int, wanted an object"),
+    (SEED, 7, r"rows\[0\]\.seeds\.r0c0 is 7: expected `object`"),
     (f"{SEED}/blueprint_id", "conv_light", "missing tensors .*unknown tensors"),
     (f"{SEED}/blueprint_id", "nope", "blueprint 'nope' is unknown for topology cnn"),
-    (f"{SEED}/blueprint_id", 3, "blueprint_id is 3, wanted str"),
-    (f"{SEED}/algorithm", 9, "9 is not a valid AlphaAlgorithm"),
+    (f"{SEED}/algorithm", 9, "seed in r0c0: algorithm is 9: invalid enum value"),
     (f"{SEED}/algorithm", 1, r"unknown tensors \['r0c0\._gate"),
-    (f"{SEED}/ramp_curve", 0, "0 is not a valid AlphaCurve"),
-    (f"{SEED}/stage", 5, "5 is not a valid SeedStage"),
+    (f"{SEED}/stage", 5, "stage is 5: invalid enum value"),
     (f"{SEED}/stage", 1, "in stage DORMANT: stage is"),
     (f"{SEED}/stage", 0, "in stage UNKNOWN: stage is"),
     (f"{SEED}/stage", 3, "in stage TRAINING: alpha is .* which no seed in this stage can have"),
-    (f"{SEED}/stage", "7", "stage is '7', wanted int"),
-    (f"{SEED}/stage", True, "stage is True, wanted int"),
-    (f"{SEED}/stage", DELETE, r"seed: missing fields \['stage'\]"),
+    (f"{SEED}/stage", DELETE, "field stage is missing"),
     (f"{SEED}/tempo_epochs", 0, "tempo_epochs is 0"),
-    (f"{SEED}/tempo_epochs", 2.5, r"tempo_epochs is 2\.5, wanted int"),
     (f"{SEED}/alpha_target", 0.0, r"alpha_target is 0\.0"),
-    (f"{SEED}/prune_cause", 9, "9 is not a valid PruneCause"),
     (f"{SEED}/init_seed", -4, "init_seed is -4"),
-    (f"{SEED}/colour", 1, r"seed: .*unknown fields \['colour'\]"),
-    (f"{SEED}/alpha", 1.0, r"alpha is 1\.0, wanted dict"),
+    (f"{SEED}/init_seed", 2**63, "64 bits"),
+    (f"{SEED}/colour", 1, "field colour is unknown"),
     (f"{SEED}/alpha/alpha", 0.5, "in stage FOSSILIZED: alpha is"),
-    (f"{SEED}/alpha/alpha", None, "seed.alpha: alpha is None, wanted int or float"),
-    (f"{SEED}/alpha/mode", 7, "7 is not a valid AlphaMode"),
     (f"{SEED}/alpha/mode", 1, "in stage FOSSILIZED: alpha is"),
     (f"{BLENDING}/alpha/alpha", 1.5, "in stage BLENDING: alpha is"),
     (f"{BLENDING}/alpha/target", -0.1, "in stage BLENDING: alpha is"),
     (f"{BLENDING}/alpha/steps_done", 99, "in stage BLENDING: alpha is"),
     (f"{BLENDING}/alpha/steepness", 0.0, "in stage BLENDING: alpha is"),
-    (f"{SEED}/metrics", {}, "seed.metrics: missing fields"),
-    (f"{SEED}/metrics/epochs_total", "x", "seed.metrics: epochs_total is 'x', wanted int"),
-    (f"{SEED}/metrics/contribution", "much", "contribution is 'much', wanted int or float or NoneType"),
-    (f"{SEED}/metrics/gradient_exploding", 0, "gradient_exploding is 0, wanted bool"),
+    (f"{SEED}/metrics", {}, r"field metrics\.epochs_total is missing"),
+    (f"{SEED}/metrics/gradient_exploding", 0, r"metrics\.gradient_exploding is 0: expected `bool`"),
     ("optimizer", None, r"unknown tensors \['optimizer\.0\."),
     ("optimizer/kind", "lion", "optimizer kind 'lion' is unknown"),
     ("optimizer/kind", "adamw", "optimizer state: missing tensors"),
-    ("optimizer/host_lr", "x", "host_lr is 'x', wanted int or float"),
     ("optimizer/host_lr", -1.0, r"host_lr is -1\.0"),
-    ("optimizer/colour", 1, r"optimizer: .*unknown fields \['colour'\]"),
     ("weights", "00", "digest .*, wanted 00"),
-    ("weights", None, "weights is None, wanted str"),
 ]
 
 
@@ -522,7 +494,6 @@ def test_tampered_structures_are_refused_by_name(saved, tmp_path, path, value, m
 @pytest.mark.parametrize(
     "field",
     [
-        "format",
         "host",
         "population",
         "slots",
@@ -538,19 +509,25 @@ def test_tampered_structures_are_refused_by_name(saved, tmp_path, path, value, m
 def test_every_field_of_the_structure_is_needed(saved, tmp_path, field):
     structure = json.loads((saved / "structure.json").read_text())
     del structure[field]
-    with pytest.raises(
-        StructureError, match=rf"missing fields \['{field}'\]" if field != "format" else "format None"
-    ):
+    with pytest.raises(StructureError, match=f"field {field} is missing"):
         load_network(damaged(saved, tmp_path, structure))
 
 
+def test_a_network_with_the_older_name_of_this_format_loads(saved, tmp_path):
+    structure = json.loads((saved / "structure.json").read_text())
+    del structure["version"]
+    load_network(damaged(saved, tmp_path, structure | {"format": "esper-network-2"}))
+    with pytest.raises(StructureError, match="format is 'esper-network-1'"):
+        load_network(damaged(saved, tmp_path, structure | {"format": "esper-network-1"}))
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"7", b'"text"', b"\x00\xff\xfe", b'{"format": "esper-netw']
+    "content", [b"", b"{", b"[]", b"7", b'"text"', b"\x00\xff\xfe", b"[" * 5000, b'{"version": 2, "ho']
 )
 def test_files_that_are_no_structure(saved, tmp_path, content):
     path = damaged(saved, tmp_path)
     (path / "structure.json").write_bytes(content)
-    with pytest.raises(StructureError, match=r"structure\.json (is damaged|has format)"):
+    with pytest.raises(StructureError, match=r"structure\.json: (not valid JSON|nested|the content)"):
         load_network(path)
 
 
@@ -559,7 +536,7 @@ def test_truncated_files(saved, tmp_path):
     path = damaged(saved, tmp_path)
     for size in range(0, len(whole) - 1, 997):
         (path / "structure.json").write_bytes(whole[:size])
-        with pytest.raises(StructureError, match=r"structure\.json is damaged"):
+        with pytest.raises(StructureError, match=r"structure\.json: not valid JSON"):
             load_network(path)
     path = damaged(saved, tmp_path)
     blob = (saved / "weights.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""Seed metrics by hand computation, and the structured array against the dataclasses it is generated from."""
+"""The structured array of reports against the dataclasses it is generated from."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from esper.leyline import (
     REPORT_DTYPE,
     AlphaAlgorithm,
     AlphaMode,
+    LifecycleOp,
     SeedMetrics,
     SeedStage,
     SeedStateReport,
     SlotConfig,
     SlotIdError,
+    Veto,
     stack_reports,
 )
 
 SLOTS = SlotConfig(("r0c0", "r0c1", "r1c0"))
-NOT_NUMBERS = {"slot_id", "seed_id", "blueprint_id", "metrics"}
+NOT_NUMBERS = {"slot_id", "seed_id", "blueprint_id", "metrics", "vetoes"}
 
 small_ints = st.integers(0, 2**31 - 1)
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -51,17 +53,14 @@ reports = st.builds(
     alpha_velocity=numbers,
     alpha_algorithm=st.sampled_from(AlphaAlgorithm),
     tempo_epochs=small_ints,
-    can_advance=st.booleans(),
-    can_fossilize=st.booleans(),
-    can_retarget=st.booleans(),
-    can_prune=st.booleans(),
+    vetoes=st.dictionaries(st.sampled_from(LifecycleOp), st.sampled_from(Veto)),
     metrics=metrics,
 )
 
 
 def test_every_number_of_both_dataclasses_has_a_column() -> None:
     wanted = ({f.name for f in fields(SeedStateReport)} | {f.name for f in fields(SeedMetrics)}) - NOT_NUMBERS
-    assert set(REPORT_DTYPE.names or ()) == wanted | {"occupied"}
+    assert set(REPORT_DTYPE.names or ()) == wanted | {"occupied", "legal"}
 
 
 @settings(deadline=None)
@@ -71,7 +70,8 @@ def test_columns_round_trip(report: SeedStateReport) -> None:
     values = asdict(report)
     values |= values.pop("metrics")
     assert record["occupied"]
-    for name in REPORT_DTYPE.names[1:]:
+    assert record["legal"].tolist() == [op not in report.vetoes for op in LifecycleOp]
+    for name in set(REPORT_DTYPE.names) - {"occupied", "legal"}:
         if values[name] is None:
             assert isnan(record[name])
         else:
@@ -107,7 +107,9 @@ def test_an_empty_slot_is_dormant_unmeasured_and_else_zero() -> None:
     assert "contribution" in optional
     for name in optional:
         assert isnan(record[name]), name
-    for name in set(REPORT_DTYPE.names) - {"stage", "blueprint_index"} - optional:
+    legal = {op for op in LifecycleOp if record["legal"][op]}
+    assert legal == {LifecycleOp.WAIT, LifecycleOp.GERMINATE}
+    for name in set(REPORT_DTYPE.names) - {"stage", "blueprint_index", "legal"} - optional:
         assert record[name].item() == 0, name
 
 
@@ -135,38 +137,6 @@ def test_time_to_target(total: int, done: int, left: int) -> None:
     assert example(SeedMetrics(), total=total, done=done).time_to_target == left
 
 
-def test_record_accuracy() -> None:
-    seed = SeedMetrics()
-    assert seed.improvement_since_stage_start() is None
-    for accuracy in (40.0, 55.0, 50.0):
-        seed.record_accuracy(accuracy)
-    assert (seed.initial_accuracy, seed.current_accuracy) == (40.0, 50.0)
-    assert seed.improvement_since_stage_start() == 10.0
-    seed.stage_start_accuracy = 55.0
-    assert seed.improvement_since_stage_start() == -5.0
-
-
-def test_record_accuracy_counts_no_epochs() -> None:
-    seed = SeedMetrics(epochs_total=7, epochs_in_stage=3)
-    seed.record_accuracy(50.0)
-    seed.record_accuracy(60.0)
-    assert (seed.epochs_total, seed.epochs_in_stage) == (7, 3)
-
-
-def test_record_contribution() -> None:
-    seed = SeedMetrics(contribution_age=9)
-    seed.record_contribution(1.0)
-    assert (seed.contribution, seed.contribution_velocity, seed.contribution_age) == (1.0, None, 0)
-    seed.contribution_age = 4
-    seed.record_contribution(3.0)  # the first change is taken as it is
-    assert (seed.contribution, seed.contribution_velocity, seed.contribution_age) == (3.0, 2.0, 0)
-    seed.record_contribution(2.0)  # 0.7 · 2 + 0.3 · (−1)
-    assert seed.contribution_velocity == pytest.approx(1.1, abs=1e-12)
-    seed.record_contribution(2.0)  # 0.7 · 1.1 + 0.3 · 0
-    assert seed.contribution_velocity == pytest.approx(0.77, abs=1e-12)
-    assert (seed.epochs_total, seed.epochs_in_stage) == (0, 0)
-
-
 def example(seed: SeedMetrics, slot_id: str = "r0c0", *, total: int = 0, done: int = 0) -> SeedStateReport:
     return SeedStateReport(
         slot_id=slot_id,
@@ -182,9 +152,6 @@ def example(seed: SeedMetrics, slot_id: str = "r0c0", *, total: int = 0, done: i
         alpha_velocity=0.0,
         alpha_algorithm=AlphaAlgorithm.ADD,
         tempo_epochs=5,
-        can_advance=False,
-        can_fossilize=False,
-        can_retarget=False,
-        can_prune=True,
+        vetoes={},
         metrics=seed,
     )

@@ -11,9 +11,11 @@ import torch
 
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.proof import play
-from esper.proof.cohorts import Probe, Probing, fit_probe, flat, oracle, priced, widened, with_fossils
-from esper.proof.episodes import HELD_OUT, TRAINING, Fossil, open_env, parse_task, populations
+from esper.proof.cohorts import oracle, priced, widened, with_fossils
+from esper.proof.episodes import Fossil, parse_task
 from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env, populations
+from esper.simic.training.probe import Probe, Probing, fit_probe, flat
 from esper.tamiyo import AlwaysWait, Planting
 from proof.worlds import IMPAIRED, SHIFT
 

@@ -11,16 +11,17 @@ import pytest
 from esper.leyline import EsperError
 from esper.proof import play, prove
 from esper.proof.compare import MEASURES, ProofConfig, growth_by_condition
-from esper.proof.episodes import HELD_OUT, parse_task
+from esper.proof.episodes import parse_task
 from esper.proof.policies import simple_makers
-from esper.proof.search import Found, Schedules
 from esper.runtime.tasks import draw_condition
+from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import FixedSchedule, Planting
+from esper.tamiyo.schedules import ScheduleResult, Schedules
 from proof.worlds import IMPAIRED, SHIFT, policy
 
 SEEDS, POLICIES = 8, {"one": 0, "two": 1}
-PLAN = Found(schedule=(Planting(1, 0, "norm"),), objective=0.0, gain=0.0, seeds=1, env_steps=0)
-NOTHING = Found(schedule=(), objective=0.0, gain=0.0, seeds=1, env_steps=0)
+PLAN = ScheduleResult(schedule=(Planting(1, 0, "norm"),), objective=0.0, gain=0.0, networks=1, env_steps=0)
+NOTHING = ScheduleResult(schedule=(), objective=0.0, gain=0.0, networks=1, env_steps=0)
 SCHEDULES = Schedules(
     task=SHIFT,
     root_seed=0,
@@ -107,6 +108,7 @@ def test_equals_are_equal(result):
 
 def test_growth_by_condition_counts_fossils(result):
     played = [p for stratum in result["episodes"]["learned"] for p in stratum]
+    assert {row["block"] for row in result["growth_by_condition"]} == {0, 1}
     for row in result["growth_by_condition"]:
         block = row["block"]
         for part, crippled in (("crippled", True), ("healthy", False)):

@@ -7,12 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
+from esper.kasmina import FlopMeter
 from esper.leyline import EsperError, SeedStage
-from esper.proof import FlopMeter, play
-from esper.proof.episodes import HELD_OUT, TRAINING, finish_round, open_env, parse_task
+from esper.proof import play
+from esper.proof.episodes import finish_round, parse_task
 from esper.runtime.data import load_dataset
 from esper.runtime.tasks import draw_condition, get_task_spec
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
 from proof.worlds import IMPAIRED, SHIFT
 
@@ -94,7 +96,7 @@ def test_the_record_is_what_happened():
 def test_flops_are_those_of_every_epoch():
     task = parse_task(IMPAIRED)
     (played,) = play(task, MAKERS["wait"], root_seed=HELD_OUT, seeds=[0], population=1)
-    assert played.flops == 3 * sum(FlopMeter(task).segments) * 8 * 2 * 16
+    assert played.flops == 3 * sum(FlopMeter(task.build_model(1, [0])).segments) * 8 * 2 * 16
     assert played.condition is None
 
 
@@ -105,7 +107,7 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
     env = open_env(task, [0, 1], root_seed=HELD_OUT, rows=8)
     env.begin_round(0)
     policy = FixedSchedule([[Planting(1, 0, "conv_light"), Planting(10, 1, "conv_light")]] * 2)
-    played = finish_round(env, task, policy, FlopMeter(task))
+    played = finish_round(env, task, policy, FlopMeter(task.build_model(1, [0])))
     data = load_dataset("digits")
     images = (data.test_x.float() / data.scale - data.mean[0]) / data.std[0]
     for member, one in zip(env.envs, played, strict=True):

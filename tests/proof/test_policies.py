@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from esper._archive import read_archive
-from esper.leyline import EsperError, StructureError
-from esper.proof import load_policy, play, policies, ship_policy
-from esper.proof.episodes import HELD_OUT, parse_task
-from esper.proof.policies import Acting, shipped_policies, simple_makers
+from esper.leyline import EsperError
+from esper.proof import play, ship_policy
+from esper.proof.episodes import parse_task
+from esper.proof.policies import Acting, simple_makers
 from esper.scripts.config import make_parser, parse
-from esper.tamiyo import RecurrentPolicy
-from proof.worlds import SHIFT, policy, policy_file
+from esper.simic.training.evaluation import HELD_OUT
+from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
+from proof.worlds import SHIFT, policy
 from run_helpers import train
 
 
@@ -22,21 +23,11 @@ def same(one: RecurrentPolicy, other: RecurrentPolicy) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_file_gives_back_its_policy(tmp_path):
-    assert same(load_policy(policy_file(tmp_path / "p.safetensors")), policy())
-    assert not same(load_policy(policy_file(tmp_path / "q.safetensors", seed=1)), policy())
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "r"
     agent, _ = train(path, rounds=1)
     return path, agent
-
-
-def test_a_checkpoint_gives_its_policy(run):
-    path, agent = run
-    assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
 
 
 def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
@@ -47,7 +38,7 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
     assert origin["config"]["task"] == "digits_impaired"
     assert {"command", "commit", "dirty", "versions", "checkpoint"} <= set(origin)
     assert read_archive(weights, kind="policy")[1]["kind"] == "policy"
-    monkeypatch.setattr(policies, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     assert shipped_policies() == ["small"]
     assert same(load_policy("small"), agent.policy)
     with pytest.raises(EsperError, match=r"'large'.*allowed: small"):
@@ -55,32 +46,24 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
 
 
 def test_every_policy_that_ships_loads_and_says_where_it_came_from():
+    assert {name.rsplit("-", 1)[0] for name in shipped_policies()} == {
+        "digits_baseline",
+        "digits_impaired",
+        "digits_scale",
+        "digits_shift",
+    }
     for name in shipped_policies():
         load_policy(name)
-        assert orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())["commit"]
+        assert orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())["commit"]
 
 
 def test_the_commands_that_made_them_still_mean_the_same_settings():
     for name in shipped_policies():
-        origin = orjson.loads((policies.SHIPPED / f"{name}.json").read_bytes())
+        origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())
         _, *arguments = origin["command"]
         assert arguments[:2] == ["train", "ppo"]
         config, _ = parse(make_parser("esper train", ""), arguments[1:])
         assert config.to_json() == origin["config"]
-
-
-def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
-    other = policy()
-    other.feature_schema = "0123"
-    other.save(tmp_path / "p.safetensors")
-    with pytest.raises(StructureError, match=r"p\.safetensors: features is '0123'"):
-        load_policy(tmp_path / "p.safetensors")
-
-
-def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
-    train(tmp_path / "r", rounds=1, policy="wait")
-    with pytest.raises(EsperError, match="did not learn"):
-        load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
 
 
 # -- acting --------------------------------------------------------------------------------------------------

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import orjson
 import pytest
 
 from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
 from esper.proof import play, search_schedules
-from esper.proof.episodes import TRAINING, parse_task
+from esper.proof.episodes import parse_task
 from esper.proof.search import (
     draw_schedules,
-    load_schedules,
     neighbours,
     patterns,
     refine_schedules,
-    save_schedules,
 )
 from esper.runtime.tasks import get_task_spec
+from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import FixedSchedule, Planting
 from proof.worlds import IMPAIRED
 
@@ -126,7 +124,7 @@ def test_a_winner_is_refined_on_networks_of_its_own():
     better = refine_schedules(task, found, population=8, track=track)
     assert better.best.schedule in [found.best.schedule, *neighbours(task, found.best.schedule)]
     assert better.best.env_steps == found.best.env_steps + steps["refine"]
-    assert better.best.seeds == 12  # half a population and a whole one
+    assert better.best.networks == 12  # half a population and a whole one
     met = range(1_000_000, 1_000_012)
     played = play(
         task,
@@ -161,9 +159,6 @@ def test_it_finds_the_seed_that_pays():
     assert found.best.gain > 0.05
 
 
-# -- files ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def found():
     return search_schedules(parse_task(TINY), 150, **FEW)
@@ -171,56 +166,6 @@ def found():
 
 def test_the_same_search_gives_the_same_answer(found):
     assert search_schedules(parse_task(TINY), 150, **FEW) == found
-
-
-def test_what_was_found_survives_its_file(found, tmp_path):
-    task, plan = parse_task(TINY), (Planting(2, 1, "norm"), Planting(3, 0, "conv_light"))
-    found = replace(found, best=replace(found.best, schedule=plan))
-    save_schedules(tmp_path / "s.json", found, task, "esper prove …")
-    assert load_schedules(tmp_path / "s.json", task) == found
-    content = orjson.loads((tmp_path / "s.json").read_bytes())
-    assert content["command"] == "esper prove …"
-    assert content["best"]["schedule"][0] == {
-        "epoch": 2,
-        "slot": "r0c1",
-        "blueprint": "norm",
-        "style": "SIGMOID_ADD",
-    }
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"),
-        ({"kind": "other"}, "kind is 'other'"),
-        ({"best": {"schedule": []}}, "does not hold schedules"),
-        ({"best": None}, "does not hold schedules"),
-    ],
-)
-def test_files_that_do_not_fit_are_refused(change, told, found, tmp_path):
-    task, path = parse_task(TINY), tmp_path / "s.json"
-    save_schedules(path, found, task, "")
-    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change))
-    with pytest.raises(EsperError, match=told):
-        load_schedules(path, task)
-
-
-def test_a_slot_of_another_host_is_refused(found, tmp_path):
-    task, path = parse_task(TINY), tmp_path / "s.json"
-    save_schedules(
-        path, replace(found, best=replace(found.best, schedule=(Planting(1, 0, "norm"),))), task, ""
-    )
-    path.write_bytes(path.read_bytes().replace(b'"r0c0"', b'"r0c7"'))
-    with pytest.raises(EsperError, match=r"r0c7.*allowed: r0c0"):
-        load_schedules(path, task)
-
-
-def test_no_file_and_no_json(tmp_path):
-    with pytest.raises(EsperError, match="cannot read"):
-        load_schedules(tmp_path / "none.json", parse_task(TINY))
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(EsperError, match="does not hold schedules"):
-        load_schedules(tmp_path / "bad.json", parse_task(TINY))
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from esper.scripts.cli import COMMANDS, main
+from esper.scripts.cli import COMMANDS, fail, import_modules, main
 
 
 def test_help_names_every_command(capsys) -> None:
@@ -21,8 +23,59 @@ def test_no_command_is_an_error_with_the_help(capsys) -> None:
 def test_an_unknown_command_names_the_known(capsys) -> None:
     assert main(["dta"]) == 2
     error = capsys.readouterr().err
-    assert "'dta'" in error
-    assert "data" in error
+    assert "'dta' (did you mean data?)" in error
+    assert ", ".join(COMMANDS) in error
+
+
+def test_escapes_in_an_error_do_not_reach_the_terminal(capsys) -> None:
+    assert main(["\x1b[2J"]) == 2
+    assert fail("task \x1b]0;owned\x07") == 2
+    assert "\x1b" not in capsys.readouterr().err
+
+
+# -- user code -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current directory that is not importable yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("my_"):
+            del sys.modules[name]
+
+
+def test_modules_are_imported_in_order_and_removed_from_the_arguments(here) -> None:
+    (here / "my_first.py").write_text("loaded = ['first']")
+    (here / "my_second.py").write_text("import my_first; my_first.loaded.append('second')")
+    arguments = ["ppo", "--import", "my_first", "--rounds", "3", "--import=my_second", "--seed", "1"]
+    assert import_modules(arguments) == ["ppo", "--rounds", "3", "--seed", "1"]
+    assert sys.modules["my_first"].loaded == ["first", "second"]
+
+
+@pytest.mark.parametrize("command", ["train", "config", "data", "baseline"])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("my_missing", "--import my_missing: ModuleNotFoundError"),
+        ("my_broken", "--import my_broken: ZeroDivisionError: division by zero"),
+        ("my_typo", "--import my_typo: SyntaxError"),
+        ("my_module.py/x", "'my_module.py/x' is not the name of a Python module"),
+        ("", "'' is not the name of a Python module"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_bad_input(command, name, part, here, capsys) -> None:
+    (here / "my_broken.py").write_text("1 / 0")
+    (here / "my_typo.py").write_text("def f(:")
+    assert main([command, "--import", name]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert "Traceback" not in error
+    if name == "my_broken":
+        assert "my_broken.py, line 1" in error
 
 
 def test_data_list_runs(capsys, tmp_path) -> None:
@@ -32,7 +85,9 @@ def test_data_list_runs(capsys, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
-    assert name in capsys.readouterr().out
+    try:
+        code = main([name, "--help"])
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 0
+    assert f"usage: esper {name}" in capsys.readouterr().out

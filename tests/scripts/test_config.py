@@ -10,7 +10,7 @@ import pytest
 
 from esper.leyline import EsperError
 from esper.runtime.tasks import task_names
-from esper.scripts.config import display, main, make_parser, parse
+from esper.scripts.config import SHORT_HELP, display, main, parse
 from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, choices, optional
 
 COMPANIONS = {
@@ -66,7 +66,7 @@ def other_text(path: str) -> tuple[list[str], Any]:
 def test_every_setting_has_a_flag_that_sets_it_and_nothing_else(path: str) -> None:
     words, value = other_text(path)
     companions = COMPANIONS.get(path, [])
-    config, origins = parse(make_parser("esper train", ""), [*words, *companions])
+    config, origins = parse("esper train", "", [*words, *companions])
     assert leaf(config, path) == value != leaf(TrainingConfig(), path)
     also = {word.removeprefix("--").replace("-", "_") for word in companions[:1]}
     assert {name for name, origin in origins.items() if origin == "flag"} == {path} | also
@@ -87,7 +87,7 @@ def test_every_setting_has_a_flag_that_sets_it_and_nothing_else(path: str) -> No
     ],
 )
 def test_short_names(words: list[str], path: str, value: Any) -> None:
-    config, origins = parse(make_parser("esper train", ""), words)
+    config, origins = parse("esper train", "", words)
     assert leaf(config, path) == value
     assert origins[path] == "flag"
 
@@ -95,27 +95,44 @@ def test_short_names(words: list[str], path: str, value: Any) -> None:
 @pytest.mark.parametrize("flag", ["--epochs", "--bf16", "--rent-weight", "--mode", "--round"])
 def test_names_that_could_mean_several_things_are_unknown(flag: str) -> None:
     with pytest.raises(EsperError, match=f"unknown argument '{flag}'.*--help"):
-        parse(make_parser("esper train", ""), [flag, "1"])
+        parse("esper train", "", [flag, "1"])
 
 
-def test_help_has_a_sentence_for_every_flag(
+def help_text(flag: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The help in one line, without frames."""
+    monkeypatch.setenv("COLUMNS", "100")  # tyro sets wide help in columns
+    with pytest.raises(SystemExit) as stop:
+        main(["show", flag])
+    assert stop.value.code == 0
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+
+
+def test_help_has_a_sentence_and_the_default_for_every_flag(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit) as stop:
-        main(["show", "--help"])
-    assert stop.value.code == 0
-    text = re.sub(r"\n {10,}", "  ", capsys.readouterr().out)
+    text = help_text("--help-all", capsys, monkeypatch)
     for path in LEAVES.keys() - {"policy"}:
-        line = next(
-            line
-            for line in text.splitlines()
-            if re.match(rf"  --{re.escape(path.replace('_', '-'))}[ ,]", line)
-        )
-        sentence, default = re.fullmatch(r".*?  +(\S.*) \(default: (.*)\)", line.strip()).groups()  # type: ignore[union-attr]
-        assert len(sentence.split()) >= 3, line
-        assert sentence.rstrip().endswith((".", "…")), line
-        assert default == display(leaf(TrainingConfig(), path))
+        flag = re.escape("--" + path.replace("_", "-"))
+        pattern = rf" {flag}(?:,| \S+) ((?:(?!\(default).)*)\(default: (\(empty\)|[^)]*)\)"
+        match = re.search(pattern, text)
+        assert match is not None, path
+        assert match[2] == display(leaf(TrainingConfig(), path))
+        if path not in WITHOUT_DOCS:
+            assert len(match[1].split()) >= 2, path
+
+
+WITHOUT_DOCS = {"reward.mode", "telemetry.level"}
+"""Choices that are explained where they are declared."""
+
+
+def test_the_short_help_has_the_flags_that_people_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = help_text("--help", capsys, monkeypatch)
+    shown = {path for path in LEAVES if re.search(rf"--{path.replace('_', '-')}[ ,]", text)}
+    assert shown | {"policy"} == SHORT_HELP
+    for flag in ("--preset", "--config", "--import", "--help-all"):
+        assert flag in text
 
 
 def shown(output: str) -> dict[str, tuple[str, str]]:
@@ -139,6 +156,26 @@ def test_show_prints_each_value_with_its_origin(
     assert rows["seed"] == ("42", "default")
 
 
+def test_a_flag_without_its_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["show", "--rounds"])
+    assert stop.value.code == 2
+    assert "Missing value for argument '--rounds'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--bogus", "--xyz", "--frobnicate"])
+def test_a_flag_that_is_like_no_other_gets_no_suggestion(flag: str) -> None:
+    with pytest.raises(EsperError, match=f"unknown argument '{flag}'; --help-all lists all flags"):
+        parse("esper train", "", [flag, "3"])
+
+
+def test_a_flag_repairs_a_file_that_alone_would_be_refused(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("resume: auto\n")
+    config, _ = parse("esper train", "", ["--config", str(file), "--telemetry-dir", "D"])
+    assert (config.resume, config.telemetry_dir) == ("auto", "D")
+
+
 def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["presets"]) == 0
@@ -150,10 +187,11 @@ def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "required: what"),
-        (["shw"], "'shw'"),
-        (["presets", "x"], "x"),
-        (["show", "--rounds"], "--rounds"),
+        ([], "the topic is missing"),
+        (["shw"], "'shw' (did you mean show?)"),
+        (["presets", "x"], "'x'"),
+        (["show", "ppo", "x"], "unknown argument 'x'"),
+        (["show", "--import", "no_such_module"], "--import no_such_module: ModuleNotFoundError"),
         (["show", "--rounds", "many"], "rounds is 'many'"),
         (["show", "pp"], "'pp' (did you mean ppo?)"),
     ],

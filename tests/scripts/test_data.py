@@ -22,10 +22,20 @@ def test_get_prints_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["get", "mnist", "--root", str(tmp_path)]) == 1
-    assert "error: nothing to get for 'mnist'; can be got: cifar10" in capsys.readouterr().err
+    assert main(["get", "mnist", "--root", str(tmp_path)]) == 2
+    assert "error: dataset 'mnist' cannot be downloaded; allowed: cifar10" in capsys.readouterr().err
     assert main(["get", "tinystories", "--root", str(tmp_path)]) == 1
     assert "by hand: put tinystories.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["list"], ["get", "tinystories"]])
+@pytest.mark.parametrize("root", ["file", "x" * 300, "a\0b"], ids=["file", "long", "nul"])
+def test_a_root_that_cannot_be_a_directory_is_bad_input(
+    command: list[str], root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main([*command, "--root", str(tmp_path / root)]) == 2
+    assert "data directory" in capsys.readouterr().err
 
 
 def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +46,7 @@ def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["list", "--root", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "in the package" in lines["digits"]
-    assert "not here" in lines["cifar10"]
+    assert "not downloaded" in lines["cifar10"]
     assert "ready" in lines["tinystories"]
     assert str(tmp_path) in lines["data"]
 

@@ -152,6 +152,17 @@ def test_a_run_without_a_directory_gets_a_new_one_each_time(
     assert torch.get_num_threads() == 1
 
 
+def test_telemetry_dir_none_records_nothing_and_shows_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["wait", *SMALL, "--rounds", "1", "--telemetry-dir", "none"]) == 0
+    output = capsys.readouterr().out
+    assert "1 (last)" in output
+    assert "nothing was recorded" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def objectives(directory: str) -> list[float]:
         return [
@@ -278,7 +289,7 @@ def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "File too large" in done.stderr
-    assert "what it recorded is in D" in done.stderr
+    assert "its records are in D" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(RunDirectory.open(tmp_path / "D").events())
 
@@ -307,7 +318,16 @@ def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
         (["--resume", "auto"], ["resume auto", "telemetry_dir"]),
         (["--resume", "weights.safetensors"], ["weights.safetensors", "--telemetry-dir"]),
         (["--lrr", "3"], ["'--lrr'", "did you mean --lr?"]),
-        (["--envs", "0"], ["envs is 0", "from 1 up"]),
+        (["--envs", "1000000000000"], ["envs is 1000000000000", "to 65,536"]),
+        (["--envs", "65536", "--episode-length", "10000"], ["GB of memory", "a rollout of 10,000 steps"]),
+        (["--batch-size", "1000000", "--envs", "4096"], ["GB of memory", "this machine has"]),
+        (["--hidden", "100000000000"], ["hidden is 100000000000", "to 4,096"]),
+        (["--patience", "1e300"], ["patience is 1e+300", "to 100"]),
+        (["--seed", "9" * 20], ["seed is 99999999999999999999"]),
+        (["--telemetry-dir", "x" * 300], ["File name too long"]),
+        (["--telemetry-dir", "a\0b"], ["'a\\x00b'", "control characters"]),
+        (["--task", "\x1b[2J"], ["'\\x1b[2J'"]),
+        (["--envs", "0"], ["envs is 0", "from 1 to 65,536"]),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(

@@ -13,7 +13,9 @@ from esper.kasmina.hosts import ConvBlock
 from esper.kasmina.layers import PopulationLayer
 from esper.leyline import EsperError, Incubation, SeedStage, Topology
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
-from esper.simic.telemetry import GrowthProbe, GrowthSensors
+from esper.simic.sensors import GrowthProbe, GrowthSensors, register_sensor, registered_sensors
+from esper.tamiyo import RecurrentPolicy
+from esper.tamiyo.features import MAGNITUDE, SENSORS, schema
 from helpers import (
     all_tensors,
     bring,
@@ -24,6 +26,7 @@ from helpers import (
     same_bits,
     train_step,
 )
+from run_helpers import train
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -37,6 +40,11 @@ def measure_growth(model: MorphogeneticModel, x: Tensor, y: Tensor, host_norm: T
     probe = GrowthProbe()
     model.losses(x, y, probe=probe).total().backward()
     return probe.read(model, host_norm)
+
+
+def stacked(sensors: GrowthSensors) -> Tensor:
+    """All sensors as [K, P, S]."""
+    return torch.stack(list(sensors.named().values()))
 
 
 def plain(layer: nn.Module | Tensor, row: int) -> nn.Module:
@@ -116,7 +124,9 @@ def test_cnn_against_a_zero_convolution_in_a_plain_network(population: int, grow
     host_norm = torch.stack([network.host_norm(xs, ys) for network, xs, ys in rows])
     found = measure_growth(model, x, y, host_norm)
     assert found.tap_ratio is not None
-    assert found.packed().shape == (4, population, 6)
+    assert {name: values.shape for name, values in found.named().items()} == dict.fromkeys(
+        SENSORS, (population, 6)
+    )
     for row, (network, xs, ys) in enumerate(rows):
         rms = host_norm[row] / model.host_params**0.5
         for i, slot_id in enumerate(model.slot_config.slot_ids):
@@ -258,7 +268,7 @@ def test_a_row_is_measured_alike_in_any_population(topology: Topology) -> None:
     for population in (8, 16, 64):
         model = make(topology, population, seeds=list(range(population)))
         x, y = population_batch(model, 1)
-        found[population] = measure_growth(model, x, y, torch.ones(population)).packed()[:, :8]
+        found[population] = stacked(measure_growth(model, x, y, torch.ones(population)))[:, :8]
     assert same_bits(found[8], found[16])
     assert same_bits(found[8], found[64])
 
@@ -280,7 +290,7 @@ def test_a_broken_row_stays_alone(topology: Topology) -> None:
     with torch.no_grad():
         for parameter in broken.host.parameters():
             parameter[3] = torch.nan
-    whole, partly = sensors_of(model).packed(), sensors_of(broken).packed()
+    whole, partly = stacked(sensors_of(model)), stacked(sensors_of(broken))
     others = [row for row in range(8) if row != 3]
     assert same_bits(whole[:, others], partly[:, others])
     assert partly[:, 3].isnan().all()
@@ -290,8 +300,8 @@ def test_one_network_may_give_plain_targets() -> None:
     model = make("cnn")
     x, y = population_batch(model, 1)
     assert same_bits(
-        measure_growth(model, x, y, torch.ones(1)).packed(),
-        measure_growth(model, x, y[0], torch.ones(1)).packed(),
+        stacked(measure_growth(model, x, y, torch.ones(1))),
+        stacked(measure_growth(model, x, y[0], torch.ones(1))),
     )
 
 
@@ -321,3 +331,84 @@ def test_a_first_block_that_cannot_look_around_shows_in_its_slot() -> None:
     assert (crippled[:, 0] > whole[:, 0]).sum() >= 6
     assert crippled[:, 0].mean() > 1.5 * whole[:, 0].mean()
     assert crippled.mean(0).argmax() == 0
+
+
+def spread(features: Tensor, gradient: Tensor) -> Tensor:
+    """Standard deviation of the features, weighted by nothing: a sensor as a user writes it."""
+    assert features.shape == gradient.shape
+    return features.flatten(1).std(1)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations of a test end with it."""
+    monkeypatch.setattr("esper.simic.sensors._REGISTERED", {})
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+@pytest.mark.usefixtures("registered")
+def test_a_registered_sensor_is_measured_at_every_slot_and_disturbs_no_other(topology: Topology) -> None:
+    sensor = register_sensor("spread", spread, meaning="deviation of the features", normaliser=MAGNITUDE)
+    model = make(topology, 8)
+    x, y = population_batch(model, 1)
+    probe = GrowthProbe([sensor])
+    model.losses(x, y, probe=probe).total().backward()
+    measured = probe.read(model, torch.ones(8)).named()
+    assert list(measured)[-1] == "spread"
+    assert measured["spread"].shape == (8, len(model.slot_config.slot_ids))
+    assert (measured["spread"] > 0).all()
+    built_in = torch.stack([values for name, values in measured.items() if name != "spread"])
+    assert same_bits(built_in, stacked(measure_growth(model, x, y, torch.ones(8))))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda features, gradient: features.mean(), r"'bad' at slot r0c0: the result is \(\), must"),
+        (lambda features, gradient: 1.0, "'bad' at slot r0c0: the result is float, must be a tensor"),
+    ],
+)
+@pytest.mark.usefixtures("registered")
+def test_a_sensor_that_does_not_give_one_number_per_row_is_refused(function, words: str) -> None:
+    sensor = register_sensor("bad", function, meaning="bad", normaliser=MAGNITUDE)
+    model, probe = make("cnn", 8), GrowthProbe([sensor])
+    model.losses(*population_batch(model, 1), probe=probe).total().backward()
+    with pytest.raises(EsperError, match=words):
+        probe.read(model, torch.ones(8))
+
+
+@pytest.mark.usefixtures("registered")
+def test_names_of_sensors_are_checked() -> None:
+    register_sensor("spread", spread, meaning="x", normaliser=MAGNITUDE)
+    for name in ("spread", "tap_ratio", "progress"):
+        with pytest.raises(EsperError, match=f"{name}.*already registered or a built-in"):
+            register_sensor(name, spread, meaning="x", normaliser=MAGNITUDE)
+    with pytest.raises(EsperError, match="'My sensor'; allowed: lower-case"):
+        register_sensor("My sensor", spread, meaning="x", normaliser=MAGNITUDE)
+    with pytest.raises(EsperError, match="must be callable"):
+        register_sensor("third", None, meaning="x", normaliser=MAGNITUDE)  # type: ignore[arg-type]
+    with pytest.raises(EsperError, match="must be a Normaliser"):
+        register_sensor("third", spread, meaning="x", normaliser=torch.log)  # type: ignore[arg-type]
+    with pytest.raises(EsperError, match=r"sensor 'spred' is unknown \(did you mean spread\?\)"):
+        registered_sensors(["spred"])
+    with pytest.raises(EsperError, match="given twice"):
+        registered_sensors(["spread", "spread"])
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_run_shows_its_policy_the_sensors_that_its_config_names(tmp_path) -> None:
+    register_sensor("spread", spread, meaning="deviation of the features", normaliser=MAGNITUDE)
+    plain_agent, _ = train(rounds=1)
+    agent, history = train(tmp_path / "run", sensors=["spread"], rounds=1)
+    assert len(history) == 1
+    assert plain_agent.policy.schema()["slot_dim"] + 2 == agent.policy.schema()["slot_dim"]
+    assert agent.policy.schema()["features"].endswith("+spread")
+    _, again = train(tmp_path / "run", sensors=["spread"], rounds=2, resume="auto")
+    assert len(again) == 2
+    agent.policy.save(tmp_path / "policy")
+    with pytest.raises(EsperError, match=r"features is '\w+\+spread' in the file and '\w+' here"):
+        RecurrentPolicy.load(tmp_path / "policy", feature_schema=schema())
+    with pytest.raises(EsperError, match="sensor 'spred' is unknown"):
+        train(sensors=["spred"], rounds=1)
+    blind, _ = train(sensors=["spread"], blind=["spread"], rounds=1)
+    assert blind.policy.schema()["features"] == agent.policy.schema()["features"]

@@ -32,10 +32,11 @@ def possible(env, seen, i: int, actions) -> None:
             assert (spec.veto is None) == bool(seen.masks.slot_by_op[i, op, slot]), (op, slot, spec.veto)
 
 
-def fuzz(name: str, envs: int, epochs: int, *, seed: int, **changes) -> int:
+def fuzz(name: str, envs: int, epochs: int, *, seed: int, max_seeds: int = 0, **changes) -> int:
     """An episode of random valid actions; the number of steps taken."""
     task = small_task(name, epochs=epochs, **changes)
     env, policy, steps = make_env(task, envs), RandomValid(seed, range(envs)), 0
+    env.rules = replace(env.rules, max_seeds=max_seeds)
     env.begin_round(0)
     for epoch in range(1, epochs + 1):
         env.train_epoch(epoch)
@@ -55,6 +56,10 @@ def fuzz(name: str, envs: int, epochs: int, *, seed: int, **changes) -> int:
 @pytest.mark.parametrize("gates", [GateConfig(permissive=True), GateConfig()], ids=["permissive", "strict"])
 def test_a_few_hundred_random_steps(gates) -> None:
     assert fuzz("digits_impaired", 8, 16, seed=1, gates=gates) > 100
+
+
+def test_a_limit_on_seeds() -> None:
+    assert fuzz("digits_impaired", 8, 8, seed=3, max_seeds=1) > 50
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ by hand."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,14 @@ from esper.tamiyo.features import (
     BASE_DIM,
     SLOT,
     SLOT_DIM,
+    Normaliser,
+    Source,
     batch_obs_to_features,
     first_columns,
     schema,
+    sensor_feature,
     stack_inputs,
+    width,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "observations.md"
@@ -63,38 +68,106 @@ def played():
 
 
 def described() -> str:
-    """docs/observations.md as the tables make it. After a change of them: `DOCS.write_text(described())`."""
+    """docs/observations.md as the tables in tamiyo/features.py make it."""
     lines = [
         "# Observations",
         "",
-        "Made from the table in `tamiyo/features.py`; a test keeps it current. A feature marked *bit* takes two columns:",
-        "its value, and whether it was measured.",
+        "This page is generated from the tables in `tamiyo/features.py`. After changing them, run",
+        "`PYTHONPATH=tests python tests/tamiyo/test_features.py`; a test checks that the page is current.",
+        "",
+        "A policy sees one row of numbers per network and one per slot. Each raw number is normalised:",
+        "clip(curve(raw) / unit, low, high). A feature with a *validity bit* takes two columns: its value,",
+        "and 1 where it was measured. Without a measurement both are 0. A policy file stores a hash of",
+        "names, sources, normalisers and validity bits, and is refused where the hash differs.",
+        "",
+        "Sensors of your own add columns to each slot: see [extending](extending.md).",
         "",
     ]
-    for title, table in (("Of the whole network", BASE), ("Of each slot", SLOT)):
+    for title, table in (("The whole network", BASE), ("Each slot", SLOT)):
         lines += [
-            f"## {title}: {sum(f.width for f in table)} columns",
+            f"## {title}: {width(table)} columns",
             "",
-            "| column | name | meaning | |",
-            "|---|---|---|---|",
+            "| column | name | meaning | normalised | validity bit |",
+            "|---|---|---|---|---|",
         ]
         first = first_columns(table)
         lines += [
-            f"| {first[f.name]} | `{f.name}` | {f.meaning} | {'bit' if f.optional else ''} |" for f in table
+            f"| {first[f.name]} | `{f.name}` | {f.meaning} | {formula(f.normaliser)} | "
+            f"{'yes' if f.optional else ''} |"
+            for f in table
         ]
         lines.append("")
     return "\n".join(lines)
+
+
+def formula(normaliser: Normaliser) -> str:
+    text = {"linear": "raw", "log": "ln raw", "log1p": "ln(1 + raw)"}[normaliser.curve]
+    if normaliser.unit != 1:
+        text += f" / {normaliser.unit:g}"
+    if normaliser.low > -math.inf:
+        text += f", at least {normaliser.low:g}"
+    if normaliser.high < math.inf:
+        text += f", at most {normaliser.high:g}"
+    return text
 
 
 def test_the_docs_are_current() -> None:
     assert DOCS.read_text() == described()
 
 
-def test_names_are_unique_and_the_schema_follows_the_layout() -> None:
-    for table in (BASE, SLOT):
-        assert len({f.name for f in table}) == len(table)
-    assert schema() == schema()
-    assert len(schema()) == 16
+def test_names_are_unique_in_both_tables_together() -> None:
+    assert len({f.name for f in (*BASE, *SLOT)}) == len(BASE) + len(SLOT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other"},
+        {"source": Source("another source", lambda x: x.sensors["feature_rank"])},
+        {"normaliser": Normaliser("linear", unit=2.0, low=-3.0, high=3.0)},
+        {"normaliser": Normaliser("log", unit=1.0, low=-3.0, high=3.0)},
+        {"normaliser": Normaliser("linear", unit=1.0, low=-2.0, high=3.0)},
+        {"optional": False},
+    ],
+)
+def test_the_schema_covers_name_source_normaliser_and_validity(change) -> None:
+    feature = sensor_feature("mine", "a sensor", Normaliser("linear", unit=1.0, low=-3.0, high=3.0))
+    assert schema([feature]) == schema([replace(feature, meaning="other words")])
+    assert schema([feature]).split("+")[0] != schema([replace(feature, **change)]).split("+")[0]
+    assert schema([feature]).endswith("+mine")
+    assert "+" not in schema()
+
+
+def test_the_schema_covers_the_built_in_normalisers(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = schema()
+    wider = replace(SLOT[-1], normaliser=replace(SLOT[-1].normaliser, unit=8.0))
+    monkeypatch.setattr("esper.tamiyo.features.SLOT", (*SLOT[:-1], wider))
+    assert schema() != before
+
+
+@pytest.mark.parametrize("curve", ["linear", "log", "log1p"])
+def test_normalisers_scale_clip_and_give_back_their_curve(curve) -> None:
+    normaliser = Normaliser(curve, unit=2.0, low=-1.0, high=1.5)
+    raw = np.array([0.5, 1.0, 1e9])
+    wanted = {"linear": raw, "log": np.log(raw), "log1p": np.log1p(raw)}[curve]
+    values = normaliser(raw)
+    assert values == pytest.approx(np.clip(wanted / 2, -1.0, 1.5))
+    assert normaliser.curved(values)[:2] == pytest.approx(wanted[:2])
+    assert normaliser.curved(values)[2] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"curve": "cube"}, "'cube'; allowed: linear, log, log1p"),
+        ({"unit": 0.0}, "unit 0"),
+        ({"unit": math.inf}, "unit inf"),
+        ({"low": 1.0, "high": 1.0}, "low below high"),
+    ],
+)
+def test_a_normaliser_that_cannot_work_is_refused(fields, words) -> None:
+    with pytest.raises(EsperError, match=words):
+        Normaliser(**fields)
 
 
 def test_shapes_and_finite_values_in_every_epoch(played) -> None:
@@ -168,9 +241,10 @@ def test_dormant_slots_are_sensed_and_their_seeds_are_not(played) -> None:
 
 def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
     seen, _, clean = played[3]
-    sensors = seen.sensors.copy()
-    sensors[2] = math.nan
-    sensors[3, 0, 1] = math.inf
+    sensors = {name: values.copy() for name, values in seen.sensors.items()}
+    for values in sensors.values():
+        values[2] = math.nan
+    sensors["boundary_norm"][3, 1] = math.inf
     obs = batch_obs_to_features(
         stack_inputs(seen.signals, seen.table, sensors, last_op=[0] * 8, last_success=[True] * 8)
     )
@@ -184,9 +258,17 @@ def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
 
 def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
     seen, _, _ = played[3]
-    inputs = stack_inputs(
-        seen.signals, seen.table, seen.sensors[:, :3], last_op=[0] * 8, last_success=[True] * 8
-    )
+    rest = {"last_op": [0] * 8, "last_success": [True] * 8}
+    without = {name: values for name, values in seen.sensors.items() if name != "tap_ratio"}
+    inputs = stack_inputs(seen.signals, seen.table, without, **rest)
     assert batch_obs_to_features(inputs).slots[..., column(SLOT, "tap_ratio")].eq(0).all()
-    with pytest.raises(EsperError, match="sensors"):
-        stack_inputs(seen.signals, seen.table, seen.sensors[:4], last_op=[0] * 8, last_success=[True] * 8)
+    with pytest.raises(EsperError, match=r"sensors: tap_ratio has shape \(4, 3\), must have \(8, 3\)"):
+        stack_inputs(
+            seen.signals, seen.table, {**seen.sensors, "tap_ratio": seen.sensors["tap_ratio"][:4]}, **rest
+        )
+    with pytest.raises(EsperError, match="sensors: growth_score is missing"):
+        stack_inputs(seen.signals, seen.table, {"boundary_norm": seen.sensors["boundary_norm"]}, **rest)
+
+
+if __name__ == "__main__":
+    DOCS.write_text(described())

@@ -146,9 +146,9 @@ def test_wrong_feature_sizes_are_named() -> None:
         )
 
 
-def test_a_deprived_network_answers_the_same_whatever_it_cannot_see_or_remember() -> None:
+def test_masked_inputs_and_memory_do_not_change_the_output() -> None:
     network, obs = make(), observe(3, 2, 4)
-    network.deprive([1], [0, 2], memory=False)
+    network.mask_inputs([1], [0, 2], memory=False)
     changed = PolicyObservation(obs.base.clone(), obs.slots.clone(), obs.blueprints)
     changed.base[..., 1] += 5.0
     changed.slots[..., [0, 2]] -= 7.0

@@ -84,7 +84,9 @@ def test_lifecycle_events_add_up_to_the_outcomes(run) -> None:
 
 def test_masks_are_counted_over_every_step(run) -> None:
     directory, _, _ = run
-    for event in events(directory, "mask_hit_rates"):
+    masked = events(directory, "mask_hit_rates")
+    assert len(masked) == SMALL["rounds"]
+    for event in masked:
         assert set(event["data"]["totals"].values()) == {8 * SMALL["episode_length"]}
         assert event["data"]["hits"]["WAIT"] == 0
 

@@ -62,7 +62,7 @@ def test_malformed_or_unknown(text: str) -> None:
 @pytest.mark.parametrize("machine", [(2, True)], indirect=True)
 @pytest.mark.usefixtures("machine")
 def test_a_bare_cuda_where_an_index_is_required() -> None:
-    with pytest.raises(EsperError, match=r"'cuda' does not say which; write cuda:N"):
+    with pytest.raises(EsperError, match=r"'cuda' has no number; write cuda:N"):
         validate_device("cuda", require_index=True)
 
 

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.kasmina import MorphogeneticModel, PopulationOptimizer, RowSnapshot, restore_row, snapshot_row
+from esper.kasmina import GovernedRow, MorphogeneticModel, NetworkRow, PopulationOptimizer, snapshot_row
 from esper.leyline import (
-    LIVE_STAGES,
     AlphaMode,
     BlueprintAction,
     EsperError,
@@ -249,12 +248,12 @@ def test_state_goes_through_json_and_continues_exactly() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"extra": 1}, "needs consecutive, history, requested"),
+        ({"extra": 1}, "field extra is unknown; allowed: history, consecutive, requested"),
         ({"history": [math.nan]}, "history is"),
         ({"history": [0.1] * 21}, "at most 20"),
         ({"history": "text"}, "history is"),
         ({"consecutive": -1}, "consecutive is -1"),
-        ({"requested": 1}, "requested 1"),
+        ({"requested": 1}, "requested is 1"),
     ],
 )
 def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> None:
@@ -268,39 +267,15 @@ def test_a_damaged_state_is_refused(change: dict[str, Any], message: str) -> Non
 # -- a real network ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    """What an env gives its governor."""
-
-    model: MorphogeneticModel
-    optimizer: PopulationOptimizer
-    row: int
-
-    def snapshot_committed(self) -> RowSnapshot:
-        return snapshot_row(self.model, self.row, committed_only=True)
-
-    def restore_committed(self, snapshot: RowSnapshot) -> None:
-        restore_row(self.model, snapshot, self.row, committed_only=True)
-
-    def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
-        return [
-            record
-            for slot_id, report in self.model.reports(self.row).items()
-            if report.stage in LIVE_STAGES
-            for record in self.model.prune(slot_id, row=self.row, cause=cause).records
-        ]
-
-    def forget_optimizer(self) -> None:
-        self.optimizer.forget_row(self.row)
-
-
 @pytest.mark.parametrize("epoch", range(4))
 def test_a_real_network_survives_nan_at_any_epoch(epoch: int) -> None:
     model = make("cnn", 8)
     bring(model, "r0c0", "conv_light", SeedStage.FOSSILIZED, row=1, stir=0.1)
     bring(model, "r0c1", "norm", SeedStage.BLENDING, row=1, stir=0.1, tempo_epochs=8)
     optimizer = PopulationOptimizer(model)
-    watch = TolariaGovernor(Row(model, optimizer, 1), GovernorConfig(snapshot_every=2), CHANCE)
+    watch = TolariaGovernor(
+        GovernedRow(NetworkRow(model, 1), optimizer), GovernorConfig(snapshot_every=2), CHANCE
+    )
     for now in range(epoch + 1):
         x, y = population_batch(model, now)
         if now == epoch:
@@ -408,7 +383,7 @@ STAGES = [
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_passes_is_what_the_report_offers(stage: SeedStage | None, op: LifecycleOp) -> None:
-    """No veto exactly where the bits that the action mask reads allow the operation."""
+    """No veto exactly where the report that the action mask reads allows the operation."""
     model = network(*([] if stage is None else [("r0c0", stage)]))
     report = model.reports().get("r0c0")
     offered = {

@@ -14,11 +14,12 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "evaluate_coalitions",
         ),
         "esper.kasmina.export": ("export_row",),
+        "esper.kasmina.flops": ("FlopMeter",),
         "esper.kasmina.gates": ("check_gate",),
         "esper.kasmina.hosts": ("CNNHost", "GPTHost", "MLPHost", "build_host"),
         "esper.kasmina.model": ("MorphogeneticModel", "cross_entropy"),
         "esper.kasmina.optim": ("OptimizerConfig", "PopulationOptimizer"),
-        "esper.kasmina.row": ("NetworkRow", "OptimizerRow"),
+        "esper.kasmina.row": ("GovernedRow", "NetworkRow", "OptimizerRow"),
         "esper.kasmina.snapshot": (
             "RowSnapshot",
             "load_network",

@@ -11,7 +11,18 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import Attention, Conv2d, GroupNorm, Lanes, LayerNorm, Linear, Scale
+from esper.kasmina.layers import (
+    Attention,
+    Conv2d,
+    GroupNorm,
+    Lanes,
+    LayerNorm,
+    Linear,
+    Scale,
+    pool_lanes,
+    pool_pixels,
+    scale_channels,
+)
 from esper.leyline import BLUEPRINT_IDS, BlueprintError, Topology, allowed
 
 
@@ -118,8 +129,8 @@ class SqueezeExcite(ImageSeed):
         self.excite = Conv2d(population, hidden, channels, 1, bias=True)
 
     def body(self, x: Tensor, lanes: Lanes) -> Tensor:
-        weights = self.excite(F.relu(self.squeeze(x.mean((2, 3), keepdim=True), lanes)), lanes)
-        return x * weights.sigmoid()
+        weights = self.excite(F.relu(self.squeeze(pool_pixels(x, lanes), lanes)), lanes)
+        return scale_channels(x, weights.sigmoid(), lanes)
 
 
 @register("conv_light", "cnn")
@@ -257,9 +268,8 @@ class Gate(nn.Module):
         self.outer = Linear(population, hidden, 1)
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
-        pooled = (
-            x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1) if self.image else x
-        )  # [L, B, …, C]
+        # [L, B, …, C]
+        pooled = pool_lanes(x, lanes) if self.image else x
         gate = self.outer(F.relu(self.inner(pooled, lanes)), lanes).sigmoid()  # [L, B, …, 1]
         if not self.image:
             return gate

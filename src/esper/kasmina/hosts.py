@@ -23,6 +23,7 @@ from esper.kasmina.layers import (
     LayerNorm,
     Linear,
     check_population,
+    pool_lanes,
 )
 from esper.leyline import (
     EsperError,
@@ -121,8 +122,7 @@ class CNNHost(Host):
         if index < len(self._steps):
             pool, block = self._steps[index]
             return F.max_pool2d(x, 2) if pool else self.blocks[block](x, lanes)
-        pooled = x.mean((2, 3)).unflatten(1, (lanes.count, -1)).transpose(0, 1)
-        return self.head(pooled, lanes)
+        return self.head(pool_lanes(x, lanes), lanes)
 
     def set_centre_tap(self, row: int, crippled: Sequence[bool]) -> None:
         """Of the marked blocks of this row, leave only the centre tap of the kernel."""

@@ -22,8 +22,11 @@ from torch import Tensor, nn
 from esper.leyline import PopulationError
 
 LANE_MULTIPLE = 8
-"""Populations above one row, and lists of lanes in them, are multiples of this: then vectorised kernels treat
-a lane the same wherever it stands and whatever stands beside it."""
+"""Populations above one row, and lists of lanes in them, are multiples of this. Vectorised kernels then treat
+a lane the same at any position and beside any neighbours; with other lane counts some do not."""
+ALIGNMENT = 4
+"""Numbers that one lane of a batched matrix product must be a multiple of: the kernel of a lane depends on
+whether its memory is aligned."""
 
 
 class Mode(Enum):
@@ -37,11 +40,13 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Which row each lane belongs to, and how the pass runs. `rows` None means lane i is row i."""
+    """Which row each lane belongs to, and how the pass runs. `rows` None means lane i is row i. The last
+    `padding` lanes repeat another lane: they fill the list up and record nothing."""
 
     count: int
     mode: Mode
     rows: Tensor | None = None
+    padding: int = 0
 
 
 def check_population(population: int) -> int:
@@ -55,6 +60,66 @@ def pick(parameter: Tensor, lanes: Lanes) -> Tensor:
     if lanes.mode is Mode.SHADOW:
         parameter = parameter.detach()
     return parameter if lanes.rows is None else parameter.index_select(0, lanes.rows)
+
+
+# -- sums over pixels ----------------------------------------------------------------------------------------
+#
+# `sum` and `mean` over the outer axes of a channels_last tensor add up in an order that depends on how many
+# channels lie side by side, so on the number of lanes. Pooling adds up pixel after pixel whatever lies beside.
+
+
+def pool_pixels(x: Tensor, lanes: Lanes) -> Tensor:
+    """Mean over the pixels: `[B, L·C, H, W]` → `[B, L·C, 1, 1]`."""
+    return x.mean((2, 3), keepdim=True) if lanes.count == 1 else F.avg_pool2d(x, x.shape[2:])
+
+
+def pool_lanes(x: Tensor, lanes: Lanes) -> Tensor:
+    """Mean over the pixels, lanes outermost: `[B, L·C, H, W]` → `[L, B, C]`."""
+    return pool_pixels(x, lanes).flatten(1).unflatten(1, (lanes.count, -1)).transpose(0, 1)
+
+
+def scale_channels(x: Tensor, factor: Tensor, lanes: Lanes) -> Tensor:
+    """`x` `[B, L·C, H, W]` times a factor for each channel: `[1, L·C, 1, 1]` or `[B, L·C, 1, 1]`."""
+    return x * factor if lanes.count == 1 else _ScaleChannels.apply(x, factor)
+
+
+class _ScaleChannels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, factor = ctx.saved_tensors
+        to_x, to_factor = ctx.needs_input_grad
+        return grad * factor if to_x else None, _sum_pixels(grad * x, len(factor)) if to_factor else None
+
+
+def _sum_pixels(x: Tensor, batch: int) -> Tensor:
+    """Sum over the pixels, and over the images too where `batch` is 1: `[B, L·C, H, W]` → `[batch, L·C, 1,
+    1]`."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    sums = F.avg_pool2d(x, x.shape[2:], divisor_override=1)
+    if batch == len(sums):
+        return sums
+    return F.avg_pool2d(sums.permute(2, 1, 0, 3), (len(sums), 1), divisor_override=1)
+
+
+def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`[L, N, in]`, `[L, out, in]`, `[L, out]` → `[L, N, out]`; every lane's memory is aligned."""
+    samples, outputs = x.shape[1], weight.shape[1]
+    spare = -outputs % ALIGNMENT if outputs * weight.shape[2] % ALIGNMENT else 0
+    if spare:
+        weight = F.pad(weight, (0, 0, 0, spare))
+        bias = None if bias is None else F.pad(bias, (0, spare))
+    if samples % ALIGNMENT:
+        x = F.pad(x, (0, 0, 0, -samples % ALIGNMENT))
+    if bias is None:
+        out = torch.bmm(x, weight.transpose(1, 2))
+    else:
+        out = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+    return out[:, :samples, :outputs]
 
 
 class PopulationLayer(nn.Module):
@@ -216,8 +281,14 @@ class BatchNorm2d(Norm):
         weight, bias = pick(self.weight, lanes).flatten(), pick(self.bias, lanes).flatten()
         if lanes.mode is Mode.SHADOW:
             return F.batch_norm(x, None, None, weight, bias, True)
-        mean, var = pick(self.running_mean, lanes).flatten(), pick(self.running_var, lanes).flatten()
-        return F.batch_norm(x, mean, var, weight, bias, lanes.mode is Mode.TRAIN)
+        mean, var = pick(self.running_mean, lanes), pick(self.running_var, lanes)
+        out = F.batch_norm(x, mean.flatten(), var.flatten(), weight, bias, lanes.mode is Mode.TRAIN)
+        if lanes.mode is Mode.TRAIN and lanes.rows is not None:
+            # What was recorded is in copies of the rows.
+            real = lanes.count - lanes.padding
+            self.running_mean.index_copy_(0, lanes.rows[:real], mean[:real])
+            self.running_var.index_copy_(0, lanes.rows[:real], var[:real])
+        return out
 
     def plain(self, row: int) -> nn.Module:
         return copy_row(nn.BatchNorm2d(self.channels), self, row)
@@ -286,12 +357,8 @@ class Linear(PopulationLayer):
         bias = None if self.bias is None else pick(self.bias, lanes)
         if lanes.count == 1:
             return F.linear(x, weight[0], None if bias is None else bias[0])
-        flat = x.reshape(lanes.count, -1, self.inputs)
-        if bias is None:
-            out = torch.bmm(flat, weight.transpose(1, 2))
-        else:
-            out = torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
-        return out.view(*x.shape[:-1], self.outputs)
+        out = batched_linear(x.reshape(lanes.count, -1, self.inputs), weight, bias)
+        return out.reshape(*x.shape[:-1], self.outputs)
 
     def plain(self, row: int) -> nn.Module:
         return copy_row(nn.Linear(self.inputs, self.outputs, bias=self.bias is not None), self, row)
@@ -318,8 +385,8 @@ class Embedding(PopulationLayer):
 
     def attend(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight = pick(self.weight, lanes)
-        flat = x.reshape(lanes.count, -1, self.features)
-        return torch.bmm(flat, weight.transpose(1, 2)).view(*x.shape[:-1], self.vocabulary)
+        out = batched_linear(x.reshape(lanes.count, -1, self.features), weight, None)
+        return out.reshape(*x.shape[:-1], self.vocabulary)
 
     def plain(self, row: int) -> nn.Module:
         return copy_row(nn.Embedding(self.vocabulary, self.features), self, row)
@@ -347,7 +414,9 @@ class Scale(PopulationLayer):
 
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight = pick(self.weight, lanes)
-        return x * (weight.reshape(1, -1, 1, 1) if self.image else _lift(weight, x))
+        if self.image:
+            return scale_channels(x, weight.reshape(1, -1, 1, 1), lanes)
+        return x * _lift(weight, x)
 
     def plain(self, row: int) -> nn.Module:
         layer = PlainScale((self.channels, 1, 1) if self.image else (self.channels,)).to(
@@ -452,6 +521,10 @@ class Layout:
         if not self.image:
             return values.view(-1, *(1,) * (x.dim() - 1))
         return values.repeat_interleave(x.shape[1] // lanes).view(1, -1, 1, 1)
+
+    def scale(self, x: Tensor, factor: Tensor, lanes: Lanes) -> Tensor:
+        """`x` times a factor that broadcasts over pixels (images) or features."""
+        return scale_channels(x, factor, lanes) if self.image else x * factor
 
     @staticmethod
     def _split(x: Tensor, lanes: int) -> Tensor:

@@ -7,7 +7,7 @@ segments of the host on lanes, with seeds applied to some of the lanes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -226,7 +226,7 @@ class MorphogeneticModel(nn.Module):
             ),
         )
         if result.done:
-            slot.seed(row).metrics.host_params = self.host_params
+            slot.seed(row).update_metrics(host_params=self.host_params)
             self.germinations[row] += 1
         self.changed()
         return result
@@ -337,9 +337,9 @@ class MorphogeneticModel(nn.Module):
         for slot in self.slots():
             seed = slot.seeds[self.check_row(row)]
             if seed is not None and seed.is_present:
-                seed.metrics.record_accuracy(accuracy)
+                seed.record_accuracy(accuracy)
                 if contributions is not None and slot.slot_id in contributions:
-                    seed.metrics.record_contribution(contributions[slot.slot_id])
+                    seed.record_contribution(contributions[slot.slot_id])
 
     def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
         """Give every learning seed what the last step measured of its gradient.
@@ -356,9 +356,7 @@ class MorphogeneticModel(nn.Module):
         for i, slot_id in enumerate(slots):
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
-                    seed.metrics.record_gradient(
-                        norm[i][row], host[row], vanishing[i][row], exploding[i][row]
-                    )
+                    seed.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -429,12 +427,12 @@ class MorphogeneticModel(nn.Module):
 
     def _blend(self, slot_id: str, h: Tensor, g: Growth, mode: Mode) -> Tensor:
         slot = self.slot(slot_id)
-        lanes = Lanes(g.lanes.count, mode, g.lanes.rows)
+        lanes = replace(g.lanes, mode=mode)
         delta = slot.banks[g.bank](h, lanes)
         alpha = self.layout.per_lane(g.alpha, h, lanes.count)
         out = torch.addcmul(h, delta, alpha)
         if g.gate is not None:
-            gated = torch.addcmul(h, delta, alpha * slot.banks[GATE_BANK](h, lanes))
+            gated = h + self.layout.scale(delta, alpha * slot.banks[GATE_BANK](h, lanes), lanes)
             out = torch.where(self.layout.per_lane(g.gate, h, lanes.count), gated, out)
         if g.multiply is not None:
             out = torch.where(
@@ -559,7 +557,7 @@ class MorphogeneticModel(nn.Module):
                 Growth(
                     bank=bank,
                     positions=None if everywhere else torch.tensor(padded, device=anchor.device),
-                    lanes=self.lanes(rows, Mode.TRAIN),
+                    lanes=self.lanes(rows, Mode.TRAIN, padding=len(rows) - len(members)),
                     count=len(members),
                     alpha=torch.tensor(
                         [seed.alpha.alpha if alpha is None else alpha for seed in seeds],
@@ -572,12 +570,12 @@ class MorphogeneticModel(nn.Module):
             )
         return growth
 
-    def lanes(self, rows: list[int], mode: Mode) -> Lanes:
-        """Lanes that stand for `rows`, padding included."""
-        everyone = rows == list(range(self.population))
-        return Lanes(
-            len(rows), mode, None if everyone else torch.tensor(rows, device=self.slots()[0].anchor.device)
-        )
+    def lanes(self, rows: list[int], mode: Mode, *, padding: int = 0) -> Lanes:
+        """Lanes that stand for `rows`, of which the last `padding` fill the list up."""
+        if rows == list(range(self.population)):
+            return Lanes(len(rows), mode)
+        device = self.slots()[0].anchor.device
+        return Lanes(len(rows), mode, torch.tensor(rows, device=device), padding)
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
         """Fill up to a multiple of eight with the first item; a population of one needs no company."""

@@ -12,7 +12,7 @@ from esper.kasmina.export import export_row
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import PopulationOptimizer
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
-from esper.leyline import LifecycleRecord, OpResult, SeedStateReport
+from esper.leyline import LIVE_STAGES, LifecycleRecord, OpResult, PruneCause, SeedStateReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,33 @@ class OptimizerRow:
             if not self._mine(name)
         }
         self.optimizer.load_row_state(self.row, others | state)
+
+
+@dataclass(frozen=True, slots=True)
+class GovernedRow:
+    """One row as the governor handles it. No method touches another row."""
+
+    network: NetworkRow
+    optimizer: PopulationOptimizer
+
+    def snapshot_committed(self) -> RowSnapshot:
+        """A copy of the permanent part: host weights, host buffers and fossilized seeds."""
+        return snapshot_row(self.network.model, self.network.row, committed_only=True)
+
+    def restore_committed(self, snapshot: RowSnapshot) -> None:
+        """Make host and fossils bit-identical to the snapshot. Other slots keep only their cooldown; the
+        count of germinations goes on."""
+        restore_row(self.network.model, snapshot, self.network.row, committed_only=True)
+
+    def prune_live(self, cause: PruneCause) -> tuple[LifecycleRecord, ...]:
+        """Remove every seed that is neither fossilized nor already gone, at once, ramps included."""
+        live = [slot_id for slot_id, report in self.network.reports().items() if report.stage in LIVE_STAGES]
+        return tuple(
+            record
+            for slot_id in live
+            for record in self.network.model.prune(slot_id, row=self.network.row, cause=cause).records
+        )
+
+    def forget_optimizer(self) -> None:
+        """Zero momentum and step counts of host and seeds: they point back into the disaster."""
+        self.optimizer.forget_row(self.network.row)

@@ -1,10 +1,14 @@
-"""One seed in one slot of one network: its stage, its alpha and what has been measured about it."""
+"""One seed in one slot of one network: its stage, its alpha and its measurements."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
+import msgspec
+
+from esper._files import decode
 from esper.kasmina.alpha import MAX_STEEPNESS, MIN_STEEPNESS, AlphaController
 from esper.leyline import (
     BLENDED_STAGES,
@@ -21,10 +25,17 @@ from esper.leyline import (
 GATE_BANK = "_gate"
 """Key of the bank that holds the learned gates of GATE seeds, whatever their blueprint."""
 
+MAX_GRADIENT_RATIO = 10.0
+"""A host without gradient would make the ratio infinite."""
+GRADIENT_RATIO_DECAY = 0.9
+"""The ratio is smoothed over epochs."""
+VELOCITY_DECAY = 0.7
+"""The change of a contribution is smoothed over measurements."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Seed:
-    """Exists from germination to the end of the slot's cooldown; weights live in the slot's banks."""
+    """A seed exists from germination to the end of the slot's cooldown; the slot's banks hold its weights."""
 
     seed_id: str
     blueprint_id: str
@@ -36,7 +47,7 @@ class Seed:
     alpha_target: float
     """Target of the first ramp."""
     init_seed: int
-    """Source of its initial weights, and of its gate's, whenever it gets one."""
+    """Random seed of its initial weights and of its gate's."""
     stage: SeedStage = SeedStage.DORMANT
     alpha: AlphaController = field(default_factory=AlphaController)
     metrics: SeedMetrics = field(default_factory=SeedMetrics)
@@ -44,10 +55,50 @@ class Seed:
     """Set while a scheduled prune ramps down, and after the prune."""
 
     def enter(self, stage: SeedStage) -> None:
-        """Change stage: the stage's clock restarts and its accuracy baseline is taken anew."""
+        """Change stage, restart the stage's clock and take a new accuracy baseline."""
         self.stage = stage
-        self.metrics.epochs_in_stage = 0
-        self.metrics.stage_start_accuracy = self.metrics.current_accuracy
+        self.update_metrics(epochs_in_stage=0, stage_start_accuracy=self.metrics.current_accuracy)
+
+    def update_metrics(self, **values: Any) -> None:
+        """Replace these measurements."""
+        self.metrics = replace(self.metrics, **values)
+
+    def record_accuracy(self, accuracy: float) -> None:
+        """Record this epoch's validation accuracy. It counts no epoch: only step_epoch does."""
+        if self.metrics.initial_accuracy is None:
+            self.update_metrics(initial_accuracy=accuracy, stage_start_accuracy=accuracy)
+        self.update_metrics(current_accuracy=accuracy)
+
+    def record_gradient(self, norm: float, host_norm: float, vanishing: float, exploding: float) -> None:
+        """Record one step's gradient: its norm, the host's, and the shares of tensors that vanish or
+        explode."""
+        metrics = self.metrics
+        health, ratio = 0.0, 0.0
+        if math.isfinite(norm):
+            health = max(0.0, 1.0 - 0.5 * vanishing - 0.8 * exploding)
+            if host_norm > 0.0 and metrics.params:
+                ratio = norm / host_norm * math.sqrt(metrics.host_params / metrics.params)
+                ratio = min(ratio, MAX_GRADIENT_RATIO)
+        old = metrics.gradient_ratio
+        if old is not None:
+            ratio = GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
+        self.update_metrics(
+            gradient_norm=norm,
+            gradient_exploding=exploding > 0,
+            gradient_health=health,
+            gradient_ratio=ratio,
+        )
+
+    def record_contribution(self, contribution: float) -> None:
+        """Record a fresh leave-one-out measurement and update its smoothed change per measurement."""
+        velocity = self.metrics.contribution_velocity
+        if self.metrics.contribution is not None:
+            change = contribution - self.metrics.contribution
+            if velocity is None:
+                velocity = change
+            else:
+                velocity = VELOCITY_DECAY * velocity + (1 - VELOCITY_DECAY) * change
+        self.update_metrics(contribution=contribution, contribution_velocity=velocity, contribution_age=0)
 
     @property
     def bank_names(self) -> tuple[str, ...]:
@@ -68,91 +119,47 @@ class Seed:
 
     @property
     def is_learning(self) -> bool:
-        """The optimizer may move the seed's weights: it takes part in a pass and is not being blended out."""
+        """The optimizer may change the seed's weights: it is in the forward pass and is not being removed."""
         return self.stage is SeedStage.TRAINING or (self.is_blended and self.alpha.mode is not AlphaMode.DOWN)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for structure.json."""
-        return {
-            name: int(value) if name in _ENUMS and value is not None else value
-            for name, value in asdict(self).items()
-        } | {"alpha": {k: int(v) if k in _ALPHA_ENUMS else v for k, v in asdict(self.alpha).items()}}
+        """Plain values, for structure.json and checkpoints."""
+        return msgspec.to_builtins(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Seed:
-        """Strict: a missing, unknown or ill-typed field is an error that names it."""
-        check_fields("seed", data, cls)
-        check_fields("seed.alpha", data["alpha"], AlphaController)
-        check_fields("seed.metrics", data["metrics"], SeedMetrics)
-        try:
-            values = {k: _ENUMS[k](v) if k in _ENUMS and v is not None else v for k, v in data.items()}
-            alpha = {k: _ALPHA_ENUMS[k](v) if k in _ALPHA_ENUMS else v for k, v in data["alpha"].items()}
-        except ValueError as error:
-            raise StructureError(f"seed {data['seed_id']!r}: {error}") from None
-        seed = cls(
-            **(values | {"alpha": AlphaController(**alpha), "metrics": SeedMetrics(**data["metrics"])})
-        )
-        seed._check_values()
+    def from_dict(cls, data: object, origin: object = "seed") -> Seed:
+        """Decode strictly: a missing, unknown or ill-typed field is an error that names it."""
+        seed = decode(cls, data, origin, complete=True)
+        seed.check()
         return seed
 
-    def _check_values(self) -> None:
-        """What a seed's life allows: numbers in range, and an alpha that its stage can have."""
-        a, holds = self.alpha, self.alpha.mode is AlphaMode.HOLD
-        full = self.stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
-        for name, fits in {
-            "stage": self.stage not in (SeedStage.UNKNOWN, SeedStage.DORMANT),
-            "alpha_target": 0.0 < self.alpha_target <= 1.0,
-            "tempo_epochs": self.tempo_epochs >= 1,
-            "init_seed": 0 <= self.init_seed < 1 << 63,
-            "alpha": all(0.0 <= v <= 1.0 for v in (a.alpha, a.start, a.target))
-            and MIN_STEEPNESS <= a.steepness <= MAX_STEEPNESS
-            and (a.steps_done == a.steps_total == 0 if holds else 0 <= a.steps_done < a.steps_total)
-            and (self.stage is SeedStage.BLENDING or (holds and a.alpha == float(full))),
-        }.items():
-            if not fits:
-                raise StructureError(
-                    f"seed {self.seed_id!r} in stage {self.stage.name}: {name} is {getattr(self, name)!r}, "
-                    "which no seed in this stage can have"
-                )
+    def check(self) -> None:
+        """Raise a StructureError unless every number is in range and the stage allows this alpha."""
+        if self.stage in (SeedStage.UNKNOWN, SeedStage.DORMANT):
+            self._refuse("stage", "a seed's own stage")
+        if not 0.0 < self.alpha_target <= 1.0:
+            self._refuse("alpha_target", "a number above 0 and at most 1")
+        if self.tempo_epochs < 1:
+            self._refuse("tempo_epochs", "1 or more")
+        if self.init_seed < 0:
+            self._refuse("init_seed", "0 or more")
+        alpha = self.alpha
+        if not all(0.0 <= value <= 1.0 for value in (alpha.alpha, alpha.start, alpha.target)):
+            self._refuse("alpha", "alpha, start and target in [0, 1]")
+        if not MIN_STEEPNESS <= alpha.steepness <= MAX_STEEPNESS:
+            self._refuse("alpha", f"a steepness in [{MIN_STEEPNESS:g}, {MAX_STEEPNESS:g}]")
+        if alpha.mode is AlphaMode.HOLD:
+            if alpha.steps_done != 0 or alpha.steps_total != 0:
+                self._refuse("alpha", "no steps, because it holds")
+        elif not 0 <= alpha.steps_done < alpha.steps_total:
+            self._refuse("alpha", "fewer steps done than in total")
+        if self.stage is not SeedStage.BLENDING:
+            full = self.stage in (SeedStage.HOLDING, SeedStage.FOSSILIZED)
+            if alpha.mode is not AlphaMode.HOLD or alpha.alpha != float(full):
+                self._refuse("alpha", f"to hold at {float(full)}")
 
-
-_ENUMS: dict[str, Any] = {
-    "algorithm": AlphaAlgorithm,
-    "ramp_curve": AlphaCurve,
-    "stage": SeedStage,
-    "prune_cause": PruneCause,
-}
-_ALPHA_ENUMS: dict[str, Any] = {"mode": AlphaMode, "curve": AlphaCurve}
-
-
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "float | None": (int, float, type(None)),
-    "int | None": (int, type(None)),
-    "PruneCause | None": (int, type(None)),
-    "AlphaController": (dict,),
-    "SeedMetrics": (dict,),
-    "frozenset[GateLevel]": (list,),
-    "dict[str, Any]": (dict,),
-    "dict[str, Any] | None": (dict, type(None)),
-    "list[str]": (list,),
-    "list[Any]": (list,),
-}
-
-
-def check_fields(where: str, data: Any, cls: Any) -> None:
-    """Exactly the fields of the dataclass, each of the kind that JSON has for it (enums are numbers)."""
-    if not isinstance(data, dict):
-        raise StructureError(f"{where}: found {type(data).__name__}, wanted an object")
-    kinds = {f.name: _JSON_TYPES.get(str(f.type), (int,)) for f in fields(cls)}
-    if set(data) != set(kinds):
-        missing, unknown = sorted(set(kinds) - set(data)), sorted(set(data) - set(kinds))
-        raise StructureError(f"{where}: missing fields {missing}, unknown fields {unknown}")
-    for name, value in data.items():
-        if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-            raise StructureError(
-                f"{where}: {name} is {value!r}, wanted {' or '.join(k.__name__ for k in kinds[name])}"
-            )
+    def _refuse(self, name: str, legal: str) -> NoReturn:
+        raise StructureError(
+            f"seed {self.seed_id!r} in stage {self.stage.name}: {name} is {getattr(self, name)!r}, "
+            f"which no seed in this stage can have; allowed: {legal}"
+        )

@@ -6,7 +6,6 @@ changes nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -20,7 +19,6 @@ from esper.kasmina.seed import GATE_BANK, Seed
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     CLOCK,
-    LIVE_STAGES,
     TRANSITIONS,
     AlphaAlgorithm,
     AlphaCurve,
@@ -42,6 +40,7 @@ from esper.leyline import (
     Topology,
     Transition,
     TransitionError,
+    Veto,
     allowed,
     legal_ops,
 )
@@ -101,7 +100,7 @@ class SeedSlot(nn.Module):
         if seed.algorithm is AlphaAlgorithm.GATE:
             self._add_gate(row, seed.init_seed)
         self.seeds[row] = seed
-        seed.metrics.params = self.params(row)
+        seed.update_metrics(params=self.params(row))
         seed.enter(transition.to)
         return OpResult(True, (self._record(LifecycleKind.GERMINATED, row, SeedStage.DORMANT),), gate)
 
@@ -139,7 +138,7 @@ class SeedSlot(nn.Module):
             if algorithm is AlphaAlgorithm.GATE:
                 self._add_gate(row, seed.init_seed)
             seed.algorithm = algorithm
-            seed.metrics.params = self.params(row)
+            seed.update_metrics(params=self.params(row))
             self._drop_idle_banks()
         if before is SeedStage.HOLDING and seed.alpha.target < 1.0:
             seed.enter(transition.to)
@@ -185,16 +184,16 @@ class SeedSlot(nn.Module):
             and self._check(row, transition).passed
         ):
             records = self.advance(row).records
-        seed.metrics.epochs_in_stage += 1
+        seed.update_metrics(epochs_in_stage=seed.metrics.epochs_in_stage + 1)
         if seed.stage in CLOCK:
             resting = (
                 seed.stage is SeedStage.EMBARGOED
                 and seed.metrics.epochs_in_stage < self.pacing.embargo_epochs
             )
             return () if resting else (self._clock(row),)
-        seed.metrics.epochs_total += 1
+        seed.update_metrics(epochs_total=seed.metrics.epochs_total + 1)
         if seed.metrics.contribution_age is not None:
-            seed.metrics.contribution_age += 1
+            seed.update_metrics(contribution_age=seed.metrics.contribution_age + 1)
         if seed.alpha.tick() and seed.alpha.alpha == 0.0:
             records += self.prune(row).records
         return records
@@ -218,7 +217,6 @@ class SeedSlot(nn.Module):
         seed = self.seeds[row]
         if seed is None:
             return None
-        holds = seed.alpha.mode is AlphaMode.HOLD
         return SeedStateReport(
             slot_id=self.slot_id,
             seed_id=seed.seed_id,
@@ -233,13 +231,8 @@ class SeedSlot(nn.Module):
             alpha_velocity=seed.alpha.velocity,
             alpha_algorithm=seed.algorithm,
             tempo_epochs=seed.tempo_epochs,
-            can_advance=self._can_pass(row, LifecycleOp.ADVANCE),
-            can_fossilize=self._can_pass(row, LifecycleOp.FOSSILIZE),
-            can_retarget=holds and (seed.stage, LifecycleOp.SET_ALPHA_TARGET) in TRANSITIONS,
-            can_prune=holds
-            and seed.stage in LIVE_STAGES
-            and seed.metrics.epochs_total >= self.pacing.min_prune_age,
-            metrics=replace(seed.metrics),
+            vetoes=self._vetoes(row),
+            metrics=seed.metrics,
         )
 
     def params(self, row: int) -> int:
@@ -268,9 +261,29 @@ class SeedSlot(nn.Module):
         assert transition.gate is not None
         return check_gate(transition.gate, self.seed(row), self.gate_config, self.pacing)
 
-    def _can_pass(self, row: int, op: LifecycleOp) -> bool:
-        transition = TRANSITIONS.get((self._stage(row), op))
-        return transition is not None and self._check(row, transition).passed
+    def _vetoes(self, row: int) -> dict[LifecycleOp, Veto]:
+        """Every operation that a policy may not choose for the row's seed now. This is the one place where
+        legality is decided, from the transition table, the gates and the pacing; masks and preflight read
+        the result."""
+        vetoes = {op: self._veto(row, op) for op in LifecycleOp}
+        return {op: veto for op, veto in vetoes.items() if veto is not None}
+
+    def _veto(self, row: int, op: LifecycleOp) -> Veto | None:
+        seed = self.seed(row)
+        if op is LifecycleOp.WAIT:
+            return None
+        if op is LifecycleOp.GERMINATE:
+            return Veto.SLOT_OCCUPIED
+        transition = TRANSITIONS.get((seed.stage, op))
+        if transition is None:
+            return Veto.STAGE_FORBIDS
+        if transition.gate is not None:
+            return None if self._check(row, transition).passed else Veto.GATE_SHUT
+        if seed.alpha.mode is not AlphaMode.HOLD:
+            return Veto.ALPHA_MOVING
+        if op is LifecycleOp.PRUNE and seed.metrics.epochs_total < self.pacing.min_prune_age:
+            return Veto.TOO_YOUNG
+        return None
 
     def _pass_gate(self, row: int, op: LifecycleOp) -> OpResult:
         transition = self._legal(row, op)

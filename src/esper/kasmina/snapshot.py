@@ -1,47 +1,46 @@
 """Structure and weights of grown networks: snapshots of one row in memory, and directories on disk.
 
-A snapshot says which seeds there are before it says what their weights are, so loading rebuilds the network
-first and then loads strictly. Files are JSON and safetensors, written atomically; nothing is executed from
-them."""
+A snapshot lists the seeds apart from their weights, so loading rebuilds the network first and then loads the
+weights strictly. Files are JSON and safetensors, written atomically; loading executes nothing from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import orjson
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from esper._files import write_atomic
+from esper._files import check_version, decode, write_atomic
 from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, check_tensors, load_row
-from esper.kasmina.seed import Seed, check_fields
+from esper.kasmina.seed import Seed
 from esper.leyline import (
     EsperError,
     GateConfig,
-    GateLevel,
     Incubation,
     Pacing,
     SeedStage,
     StructureError,
-    allowed,
 )
 
-FORMAT = "esper-network-2"
+VERSION = 2
+"""Of the directory's format. Files without a field `version` name it in a field `format` instead."""
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class RowSnapshot:
-    """One network: its seeds (plain values) and every tensor of its row, host buffers included."""
+    """One network: its seeds as plain values, and every tensor of its row, host buffers included."""
 
     seeds: dict[str, dict[str, Any]]
     germinations: int
@@ -49,13 +48,13 @@ class RowSnapshot:
 
 
 def snapshot_row(model: MorphogeneticModel, row: int = 0, *, committed_only: bool = False) -> RowSnapshot:
-    """The row as it is; with `committed_only` its host and fossilized seeds, what a rollback may not lose."""
-    seeds = {
-        slot.slot_id: seed
-        for slot in model.slots()
-        if (seed := slot.seeds[model.check_row(row)]) is not None
-        and (seed.stage is SeedStage.FOSSILIZED or not committed_only)
-    }
+    """Copy the row; with `committed_only` only its host and fossilized seeds, which a rollback must keep."""
+    model.check_row(row)
+    seeds: dict[str, Seed] = {}
+    for slot in model.slots():
+        seed = slot.seeds[row]
+        if seed is not None and (seed.stage is SeedStage.FOSSILIZED or not committed_only):
+            seeds[slot.slot_id] = seed
     banks = {bank for bank in model.live_banks(row) if bank == "host" or bank.split(".")[0] in seeds}
     tensors = {name: tensor[row].detach().clone() for name, tensor in _row_places(model, banks).items()}
     return RowSnapshot(
@@ -66,13 +65,13 @@ def snapshot_row(model: MorphogeneticModel, row: int = 0, *, committed_only: boo
 def restore_row(
     model: MorphogeneticModel, snapshot: RowSnapshot, row: int = 0, *, committed_only: bool = False
 ) -> None:
-    """Make the row exactly what the snapshot holds, its optimizer state zero. Everything is checked first: a
-    snapshot that does not fit changes nothing. With `committed_only` time does not run backwards: slots that
-    the snapshot does not name go on with their cooldown, and germinations go on counting."""
+    """Set the row to the snapshot and its optimizer state to zero. Everything is checked first: a snapshot
+    that does not fit changes nothing. With `committed_only` slots that the snapshot does not name keep their
+    cooldown, and the count of germinations stays."""
     model.check_row(row)
     if snapshot.germinations < 0:
         raise StructureError(f"germinations is {snapshot.germinations}, must be 0 or more")
-    seeds = {slot_id: Seed.from_dict(data) for slot_id, data in snapshot.seeds.items()}
+    seeds = {slot_id: Seed.from_dict(data, f"seed in {slot_id}") for slot_id, data in snapshot.seeds.items()}
     _check_fit(model, seeds, snapshot.tensors)
     for slot in model.slots():
         now = slot.seeds[row]
@@ -106,14 +105,9 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
     for slot_id, seed in seeds.items():
         slot = model.slot(slot_id)
         for name in seed.bank_names:
-            bank = slot.build_bank(
-                name, 1
-            )  # also where a cooling seed has no weights: its blueprint must exist
-            wanted |= (
-                {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()}
-                if seed.is_present
-                else {}
-            )
+            bank = slot.build_bank(name, 1)  # a cooling seed has no weights, but its blueprint must exist
+            if seed.is_present:
+                wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()}
     check_tensors(wanted, tensors, what="weights do not fit the structure")
 
 
@@ -123,8 +117,7 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
 def save_network(
     directory: str | Path, model: MorphogeneticModel, optimizer: PopulationOptimizer | None = None
 ) -> None:
-    """Write `structure.json` and `weights.safetensors`; with an optimizer, training goes on exactly where it
-    stopped."""
+    """Write `structure.json` and `weights.safetensors`; with an optimizer, training can continue exactly."""
     path = Path(directory)
     rows: list[dict[str, Any]] = []
     tensors: dict[str, Tensor] = {}
@@ -137,20 +130,17 @@ def save_network(
                 f"optimizer.{row}.{name}": tensor for name, tensor in optimizer.row_state(row).items()
             }
     blob = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    pacing = asdict(model.pacing) | {
-        "auto_forward_gates": sorted(int(g) for g in model.pacing.auto_forward_gates)
-    }
     structure = {
-        "format": FORMAT,
+        "version": VERSION,
         "host": model.host.spec(),
         "population": model.population,
         "slots": list(model.slot_config.slot_ids),
         "dtype": str(next(model.host.parameters()).dtype).removeprefix("torch."),
-        "gates": asdict(model.gate_config),
-        "pacing": pacing,
+        "gates": msgspec.to_builtins(model.gate_config),
+        "pacing": msgspec.to_builtins(model.pacing, order="deterministic"),
         "incubation": model.incubation.name.lower(),
         "rows": rows,
-        "optimizer": None if optimizer is None else asdict(optimizer.config),
+        "optimizer": None if optimizer is None else msgspec.to_builtins(optimizer.config),
         "weights": blake2b(blob, digest_size=16).hexdigest(),
     }
     try:
@@ -163,83 +153,87 @@ def save_network(
 
 
 def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationOptimizer | None]:
-    """Rebuild what `save_network` wrote."""
+    """Rebuild the network that `save_network` wrote, with its optimizer if it was saved."""
     path = Path(directory)
     structure = _read_structure(path / STRUCTURE)
-    tensors = _read_weights(path / WEIGHTS, structure["weights"])
+    tensors = _read_weights(path / WEIGHTS, structure.weights)
     try:
-        check_fields("gates", structure["gates"], GateConfig)
-        check_fields("pacing", structure["pacing"], Pacing)
-        auto = frozenset(GateLevel(g) for g in structure["pacing"]["auto_forward_gates"])
-        dtype = getattr(torch, structure["dtype"])
-        model = MorphogeneticModel(
-            build_host(structure["host"], structure["population"]),
-            structure["slots"],
-            gates=GateConfig(**structure["gates"]),
-            pacing=Pacing(**structure["pacing"] | {"auto_forward_gates": auto}),
-            incubation=Incubation[structure["incubation"].upper()],
-        ).to(dtype)
-        optimizer = None
-        if structure["optimizer"] is not None:
-            check_fields("optimizer", structure["optimizer"], OptimizerConfig)
-            optimizer = PopulationOptimizer(model, OptimizerConfig(**structure["optimizer"]))
-        rows = structure["rows"]
-        if len(rows) != model.population:
-            raise StructureError(f"{len(rows)} rows for a population of {model.population}")
-        for name, tensor in tensors.items():
-            if tensor.dtype != dtype:
-                raise StructureError(f"weights: {name} is {tensor.dtype}, wanted {dtype}")
-        for row, data in enumerate(rows):
-            check_fields(f"row {row}", data, _Row)
-            restore_row(
-                model, RowSnapshot(data["seeds"], data["germinations"], _under(tensors, f"rows.{row}.")), row
-            )
-            if optimizer is not None:
-                optimizer.load_row_state(row, _under(tensors, f"optimizer.{row}."))
-        if tensors:
-            raise StructureError(f"weights: unknown tensors {sorted(tensors)[:4]}")
+        return _rebuild(structure, tensors)
     except EsperError as error:
         raise StructureError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise StructureError(
-            f"{path / STRUCTURE}: a value is missing or of the wrong kind: {error}"
-        ) from error
+        # The host's specification is the host's own, and sizes may exceed the memory.
+        raise StructureError(f"{path / STRUCTURE}: host or population cannot be built: {error}") from error
+
+
+def _rebuild(
+    structure: _Structure, tensors: dict[str, Tensor]
+) -> tuple[MorphogeneticModel, PopulationOptimizer | None]:
+    dtype = getattr(torch, structure.dtype)
+    if len(structure.rows) != structure.population:
+        raise StructureError(f"{len(structure.rows)} rows for a population of {structure.population}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != dtype:
+            raise StructureError(f"weights: {name} is {tensor.dtype}, wanted {dtype}")
+    model = MorphogeneticModel(
+        build_host(structure.host, structure.population),
+        structure.slots,
+        gates=structure.gates,
+        pacing=structure.pacing,
+        incubation=Incubation[structure.incubation.upper()],
+    ).to(dtype)
+    optimizer = None
+    if structure.optimizer is not None:
+        optimizer = PopulationOptimizer(model, structure.optimizer)
+    for row, data in enumerate(structure.rows):
+        snapshot = RowSnapshot(data.seeds, data.germinations, _under(tensors, f"rows.{row}."))
+        restore_row(model, snapshot, row)
+        if optimizer is not None:
+            optimizer.load_row_state(row, _under(tensors, f"optimizer.{row}."))
+    if tensors:
+        raise StructureError(f"weights: unknown tensors {sorted(tensors)[:4]}")
     return model, optimizer
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    seeds: dict[str, Any]
+    seeds: dict[str, dict[str, Any]]
     germinations: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    format: str
+    """The content of structure.json."""
+
+    version: int
     host: dict[str, Any]
-    population: int
+    population: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     slots: list[str]
-    dtype: str
-    gates: dict[str, Any]
-    pacing: dict[str, Any]
-    incubation: str
-    rows: list[Any]
-    optimizer: dict[str, Any] | None
+    dtype: Literal["float32", "float64", "bfloat16", "float16"]
+    gates: GateConfig
+    pacing: Pacing
+    incubation: Literal["shadow", "ste"]
+    rows: list[_Row]
+    optimizer: OptimizerConfig | None
     weights: str
 
 
-def _read_structure(path: Path) -> dict[str, Any]:
+def _read_structure(path: Path) -> _Structure:
     try:
-        structure = orjson.loads(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise StructureError(f"cannot read {path}: {error.strerror}") from error
-    except orjson.JSONDecodeError as error:
-        raise StructureError(f"{path} is damaged: {error}") from error
-    if not isinstance(structure, dict) or structure.get("format") != FORMAT:
-        found = structure.get("format") if isinstance(structure, dict) else type(structure).__name__
-        raise StructureError(f"{path} has format {found!r}; {allowed([FORMAT])}")
-    check_fields(str(path), structure, _Structure)
-    return structure
+    content = decode(dict[str, Any], data, path)
+    if content.get("format") == "esper-network-2":
+        del content["format"]
+        content["version"] = 2
+    check_version(content, VERSION, path)
+    if content.get("version") != VERSION:
+        raise StructureError(
+            f"{path}: format is {content.get('format')!r} and version {content.get('version')!r}; this Esper "
+            f"reads version {VERSION}. Load the network with the Esper that wrote it"
+        )
+    return decode(_Structure, content, path, complete=True)
 
 
 def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
@@ -247,10 +241,10 @@ def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
         blob = path.read_bytes()
     except OSError as error:
         raise StructureError(f"cannot read {path}: {error.strerror}") from error
-    found = blake2b(blob, digest_size=16).hexdigest()
-    if found != digest:
+    actual = blake2b(blob, digest_size=16).hexdigest()
+    if actual != digest:
         raise StructureError(
-            f"{path} is damaged or belongs to another structure: digest {found}, wanted {digest}"
+            f"{path} is damaged or belongs to another structure: digest {actual}, wanted {digest}"
         )
     try:
         return load(blob)
@@ -259,5 +253,5 @@ def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Take the tensors under a prefix out of the rest."""
+    """Remove the tensors with this prefix from `tensors` and return them without it."""
     return {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}

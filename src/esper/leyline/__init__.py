@@ -27,18 +27,21 @@ from esper.leyline.actions import (
     STYLE_BLEND_IDS,
     STYLE_CURVES,
     TEMPO_EPOCHS,
+    AlphaAlgorithm,
+    AlphaCurve,
     AlphaCurveAction,
+    AlphaMode,
     AlphaSpeedAction,
     AlphaTargetAction,
     BlueprintAction,
     FactoredAction,
     GerminationStyle,
+    Incubation,
     LifecycleOp,
     TempoAction,
     Topology,
     head_sizes,
 )
-from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve, AlphaMode, Incubation
 from esper.leyline.errors import (
     BlueprintError,
     EsperError,
@@ -81,18 +84,20 @@ from esper.leyline.reports import (
 )
 from esper.leyline.rewards import LossRewardConfig, RentConfig, RewardConfig, RewardFamily, RewardMode
 from esper.leyline.rng import Purpose, stream_seed
-from esper.leyline.slots import HostProtocol, InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
+from esper.leyline.slots import InjectionSpec, SlotConfig, format_slot_id, parse_slot_id
 from esper.leyline.stages import (
     BLENDED_STAGES,
     CLOCK,
     COOLDOWN_STAGES,
     LIVE_STAGES,
+    PRESENT_STAGES,
     STAGES,
     TRANSITIONS,
     GateLevel,
     OnEnter,
     SeedStage,
     Transition,
+    Veto,
     legal_ops,
 )
 from esper.leyline.telemetry import STEP_TABLES, OutputBackend, TelemetryEvent, TelemetryEventType
@@ -123,6 +128,7 @@ __all__ = [
     "OP_SET_ALPHA_TARGET",
     "OP_WAIT",
     "PHASES",
+    "PRESENT_STAGES",
     "RELEVANCE",
     "REPORT_DTYPE",
     "STAGES",
@@ -151,7 +157,6 @@ __all__ = [
     "GateResult",
     "GerminationStyle",
     "GovernorReport",
-    "HostProtocol",
     "Incubation",
     "InjectionSpec",
     "LifecycleKind",
@@ -189,6 +194,7 @@ __all__ = [
     "TrainingSignals",
     "Transition",
     "TransitionError",
+    "Veto",
     "allowed",
     "check_number",
     "format_slot_id",

@@ -1,4 +1,5 @@
-"""The factored action space: eight heads, their values, and which heads matter for which operation.
+"""The factored action space: eight heads, their values, and which heads matter for which operation; and the
+settings of alpha that actions choose from.
 
 Head order, member order and values are a contract: saved policies, buffers and events depend on them.
 """
@@ -10,8 +11,6 @@ from dataclasses import astuple, dataclass
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Literal
-
-from esper.leyline.alpha import AlphaAlgorithm, AlphaCurve
 
 Topology = Literal["cnn", "transformer", "mlp"]
 
@@ -79,6 +78,37 @@ class AlphaCurveAction(IntEnum):
     SIGMOID_GENTLE = 2
     SIGMOID = 3
     SIGMOID_SHARP = 4
+
+
+class AlphaMode(IntEnum):
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+class AlphaCurve(IntEnum):
+    LINEAR = 1
+    COSINE = 2
+    SIGMOID = 3
+
+
+class AlphaAlgorithm(IntEnum):
+    """ADD: h + a·δ.  MULTIPLY: h·(1 + a·tanh δ).  GATE: h + a·gate(h)·δ."""
+
+    ADD = 1
+    MULTIPLY = 2
+    GATE = 3
+
+
+class Incubation(IntEnum):
+    """How a TRAINING seed learns while the host does not feel it.
+
+    SHADOW: from a loss computed at its own output, the host frozen for that pass.
+    STE: from the gradient that reaches the host's features, passed straight through.
+    """
+
+    SHADOW = 0
+    STE = 1
 
 
 OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = (

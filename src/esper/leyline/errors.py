@@ -3,6 +3,7 @@ that callers who do not care about the kind can still catch bad input in the usu
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import fields
@@ -51,6 +52,14 @@ def check_numbers(owner: str, config: Any) -> None:
     for field in fields(config):
         if field.type in ("int", "float"):
             check_number(owner, field.name, getattr(config, field.name), integer=field.type == "int")
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> EsperError:
+    """An error for a name that is not registered: the name, the closest known one and all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name).lower(), known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return EsperError(f"{kind} {name!r} is unknown{hint}; {allowed(known or ['none is registered'])}")
 
 
 def allowed(values: Iterable[object]) -> str:

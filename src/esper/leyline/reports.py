@@ -1,4 +1,4 @@
-"""What the body tells the brain: the state of each seed and the signals of each training run.
+"""Reports from Kasmina to Tamiyo: the state of each seed and the signals of each training run.
 
 Accuracies and contributions are percentage points (0–100). None means "not measured", never "healthy".
 """
@@ -6,7 +6,6 @@ Accuracies and contributions are percentage points (0–100). None means "not me
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,22 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.alpha import AlphaAlgorithm, AlphaMode
+from esper.leyline.actions import AlphaAlgorithm, AlphaMode, LifecycleOp
 from esper.leyline.errors import SlotIdError, allowed
 from esper.leyline.slots import SlotConfig
-from esper.leyline.stages import SeedStage
-
-MAX_GRADIENT_RATIO = 10.0
-"""A host without gradient would make the ratio infinite."""
-GRADIENT_RATIO_DECAY = 0.9
-"""The ratio is smoothed over epochs."""
-VELOCITY_DECAY = 0.7
-"""So is the change of a contribution, over measurements."""
+from esper.leyline.stages import SeedStage, Veto, legal_ops
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SeedMetrics:
-    """Everything measured about one seed. Kasmina owns it; reports carry a copy."""
+    """Everything measured about one seed. Its seed in Kasmina replaces it with each measurement."""
 
     epochs_total: int = 0
     epochs_in_stage: int = 0
@@ -56,39 +48,6 @@ class SeedMetrics:
             return None
         return self.current_accuracy - self.stage_start_accuracy
 
-    def record_accuracy(self, accuracy: float) -> None:
-        """Note this epoch's validation accuracy. Counts no epoch: the stage clock has one owner,
-        step_epoch."""
-        if self.initial_accuracy is None:
-            self.initial_accuracy = self.stage_start_accuracy = accuracy
-        self.current_accuracy = accuracy
-
-    def record_gradient(self, norm: float, host_norm: float, vanishing: float, exploding: float) -> None:
-        """Note one step's gradient: its norm, the host's, and the share of tensors that vanish or explode."""
-        self.gradient_norm = norm
-        self.gradient_exploding = exploding > 0
-        finite = math.isfinite(norm)
-        self.gradient_health = max(0.0, 1.0 - 0.5 * vanishing - 0.8 * exploding) if finite else 0.0
-        if not finite or not host_norm > 0.0 or not self.params:
-            ratio = 0.0
-        else:
-            ratio = min(norm / host_norm * math.sqrt(self.host_params / self.params), MAX_GRADIENT_RATIO)
-        old = self.gradient_ratio
-        self.gradient_ratio = (
-            ratio if old is None else GRADIENT_RATIO_DECAY * old + (1 - GRADIENT_RATIO_DECAY) * ratio
-        )
-
-    def record_contribution(self, contribution: float) -> None:
-        """Note a fresh leave-one-out measurement and update its smoothed change per measurement."""
-        if self.contribution is not None:
-            change = contribution - self.contribution
-            old = self.contribution_velocity
-            self.contribution_velocity = (
-                change if old is None else VELOCITY_DECAY * old + (1 - VELOCITY_DECAY) * change
-            )
-        self.contribution = contribution
-        self.contribution_age = 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedStateReport:
@@ -107,12 +66,26 @@ class SeedStateReport:
     alpha_velocity: float
     alpha_algorithm: AlphaAlgorithm
     tempo_epochs: int
-    can_advance: bool
-    """The gate of the next stage would let this seed pass now."""
-    can_fossilize: bool
-    can_retarget: bool
-    can_prune: bool
+    vetoes: Mapping[LifecycleOp, Veto]
+    """Every operation that is not possible in this slot now, with the reason; the others are legal."""
     metrics: SeedMetrics
+
+    @property
+    def can_advance(self) -> bool:
+        """The gate of the next stage is open for this seed now."""
+        return LifecycleOp.ADVANCE not in self.vetoes
+
+    @property
+    def can_fossilize(self) -> bool:
+        return LifecycleOp.FOSSILIZE not in self.vetoes
+
+    @property
+    def can_retarget(self) -> bool:
+        return LifecycleOp.SET_ALPHA_TARGET not in self.vetoes
+
+    @property
+    def can_prune(self) -> bool:
+        return LifecycleOp.PRUNE not in self.vetoes
 
     @property
     def time_to_target(self) -> int:
@@ -136,28 +109,36 @@ _TYPES = {
 }
 
 REPORT_DTYPE = np.dtype(
-    [("occupied", "?"), *((name, _NUMPY_TYPES[_TYPES[name]]) for name in (*_REPORT_FIELDS, *_METRIC_FIELDS))]
+    [
+        ("occupied", "?"),
+        ("legal", "?", (len(LifecycleOp),)),
+        *((name, _NUMPY_TYPES[_TYPES[name]]) for name in (*_REPORT_FIELDS, *_METRIC_FIELDS)),
+    ]
 )
 """One record per slot, generated from the dataclasses: a new field reaches the arrays by itself. NaN means
-unmeasured."""
+unmeasured. `legal` has one flag per operation, in the order of LifecycleOp."""
+
+_LEGAL_WHERE_EMPTY = [op in (LifecycleOp.WAIT, *legal_ops(SeedStage.DORMANT)) for op in LifecycleOp]
 
 ReportArray = npt.NDArray[np.void]
 
 
 def _record(report: SeedStateReport) -> tuple[Any, ...]:
-    values = [True, *(getattr(report, name) for name in _REPORT_FIELDS)]
+    legal = tuple(op not in report.vetoes for op in LifecycleOp)
+    values = [True, legal, *(getattr(report, name) for name in _REPORT_FIELDS)]
     values += [getattr(report.metrics, name) for name in _METRIC_FIELDS]
     return tuple(np.nan if v is None else v for v in values)
 
 
 def stack_reports(reports: Sequence[Mapping[str, SeedStateReport]], slots: SlotConfig) -> ReportArray:
-    """All reports of all networks as one structured array [E, S]; empty slots are zero records in stage
-    DORMANT."""
+    """All reports of all networks as one structured array [E, S]. Empty slots are zero records in stage
+    DORMANT, with the operations that are legal there."""
     table = np.zeros((len(reports), slots.num_slots), REPORT_DTYPE)
     for name in REPORT_DTYPE.names or ():
         if _TYPES.get(name, "").endswith("None"):
             table[name] = np.nan
     table["stage"] = SeedStage.DORMANT
+    table["legal"] = _LEGAL_WHERE_EMPTY
     table["blueprint_index"] = -1
     index = {slot_id: i for i, slot_id in enumerate(slots.slot_ids)}
     for env, by_slot in enumerate(reports):

@@ -1,17 +1,12 @@
-"""Slot ids, the order of slots, and what a host must offer so that networks can grow in it."""
+"""Slot ids, the order of slots, and the host boundaries where seeds can live."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
 
-from esper.leyline.actions import Topology
 from esper.leyline.errors import EsperError, SlotIdError, allowed
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
@@ -76,22 +71,3 @@ class SlotConfig:
         if slot_id not in self.slot_ids:
             raise SlotIdError(f"slot {slot_id!r} is unknown; {allowed(self.slot_ids)}")
         return self.slot_ids.index(slot_id)
-
-
-class HostProtocol(Protocol):
-    """A backbone cut into segments at its slots, carrying `population` independent networks.
-
-    Segment i leads from boundary i−1 to boundary i of `execution_order`; the last one leads to the output.
-    `lanes` says which rows of the population the activations belong to and how the pass runs; kasmina.layers
-    defines it."""
-
-    topology: Topology
-    population: int
-
-    def injection_specs(self) -> Sequence[InjectionSpec]: ...
-
-    def execution_order(self) -> Sequence[str]: ...
-
-    def segment(self, index: int, x: Tensor, lanes: Any) -> Tensor: ...
-
-    def spec(self) -> Mapping[str, Any]: ...

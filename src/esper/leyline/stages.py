@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import MappingProxyType
 
 from esper.leyline.actions import LifecycleOp
@@ -31,6 +31,8 @@ LIVE_STAGES = frozenset({SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLE
 """A seed is present and may still be pruned."""
 BLENDED_STAGES = frozenset({SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED})
 """The seed's output is part of the network's output (where its alpha is above 0)."""
+PRESENT_STAGES = LIVE_STAGES | {SeedStage.FOSSILIZED}
+"""The seed has weights. It counts towards the maximum number of seeds of a network."""
 COOLDOWN_STAGES = frozenset({SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING})
 """The seed is gone, the slot is not yet free."""
 
@@ -112,3 +114,20 @@ CLOCK: Mapping[SeedStage, Transition] = MappingProxyType(
 def legal_ops(stage: SeedStage) -> tuple[LifecycleOp, ...]:
     """Operations that the table allows in a stage, WAIT aside."""
     return tuple(op for (s, op) in TRANSITIONS if s is stage)
+
+
+class Veto(StrEnum):
+    """Why an operation is not possible now. Except for a non-finite measurement, the action masks exclude the
+    same operations."""
+
+    LOSS_NON_FINITE = "loss_non_finite"
+    ACCURACY_NON_FINITE = "accuracy_non_finite"
+    SLOT_UNKNOWN = "slot_unknown"
+    SLOT_OCCUPIED = "slot_occupied"
+    SLOT_EMPTY = "slot_empty"
+    TOO_MANY_SEEDS = "too_many_seeds"
+    BLUEPRINT_UNKNOWN = "blueprint_unknown"
+    STAGE_FORBIDS = "stage_forbids"
+    GATE_SHUT = "gate_shut"
+    ALPHA_MOVING = "alpha_moving"
+    TOO_YOUNG = "too_young"

@@ -7,8 +7,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "esper.proof.compare": ("prove",),
         "esper.proof.episodes": ("Played", "play"),
-        "esper.proof.flops": ("FlopMeter",),
-        "esper.proof.policies": ("load_policy", "ship_policy"),
+        "esper.proof.policies": ("ship_policy",),
         "esper.proof.search": ("search_schedules",),
     },
 )

@@ -19,12 +19,15 @@ import numpy.typing as npt
 from esper._statistics import Estimate, estimate, interquartile_mean, paired
 from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
-from esper.proof.cohorts import Probing, fit_probe, oracle, priced, widened, with_fossils
-from esper.proof.episodes import HELD_OUT, Maker, Played, play
+from esper.proof.cohorts import oracle, priced, widened, with_fossils
+from esper.proof.episodes import Maker, Played, play
 from esper.proof.policies import Acting, simple_makers
-from esper.proof.search import Schedules, Track
+from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
+from esper.simic.training.evaluation import HELD_OUT
+from esper.simic.training.probe import Probing, fit_probe
 from esper.tamiyo import FixedSchedule, RecurrentPolicy
+from esper.tamiyo.schedules import Schedules
 
 Strata = list[list[Played]]
 """The episodes of one cohort, seed by seed; one list for each policy where a policy has a part in it, else a

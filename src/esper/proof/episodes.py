@@ -5,30 +5,19 @@ and a whole episode's result can too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
+from esper.kasmina import FlopMeter
 from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, PolicyProtocol, SeedStage, allowed
-from esper.proof.flops import FlopMeter
-from esper.runtime.data import (
-    SharedBatchIterator,
-    Split,
-    load_dataset,
-    test_batches,
-    validation_batches,
-    validation_split,
-)
+from esper.runtime.data import test_batches
 from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_spec
 from esper.simic.training.batch_ops import batch_signals_to_features
-from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
+from esper.simic.training.evaluation import populations, split_of
+from esper.simic.training.vector_env import VectorEnv
 
-HELD_OUT, TRAINING = -1, 0
-"""Root seeds. A training run's root is 0 or more, so nothing can have been trained or chosen on what is held
-out."""
 Maker = Callable[[Sequence[int]], PolicyProtocol]
 """Makes the policy of these seeds for one episode."""
 SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
@@ -88,40 +77,6 @@ def parse_task(text: str) -> TaskSpec:
     return replace(task, name=text.lower()) if changes else task
 
 
-@lru_cache(maxsize=2)
-def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
-    return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
-
-
-def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
-    """One population with an env for each seed, without a reward."""
-    split = split_of(task.dataset, task.val_size, task.block, root_seed)
-    batches = SharedBatchIterator(
-        split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
-    )
-    group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
-    return VectorEnv(
-        task,
-        [group],
-        batches,
-        validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
-        action_rules(task, root_seed=root_seed),
-    )
-
-
-def populations(
-    task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
-) -> Iterator[VectorEnv]:
-    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
-    the other."""
-    # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
-    seeds, size = sorted(seeds), size or task.population
-    parts = -(-len(seeds) // size)
-    for i in range(parts):
-        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
-        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
-
-
 def play(
     task: TaskSpec,
     make_policy: Maker,
@@ -134,7 +89,7 @@ def play(
 ) -> list[Played]:
     """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance`
     hears of env-steps as they are done."""
-    meter, played = FlopMeter(task), []
+    meter, played = FlopMeter(task.build_model(1, [0])), []
     for env in populations(task, seeds, root_seed=root_seed, size=population):
         env.begin_round(0)
         if plant is not None:

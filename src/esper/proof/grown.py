@@ -16,13 +16,14 @@ import orjson
 import torch
 
 from esper._files import write_atomic
-from esper.kasmina import MorphogeneticModel, NetworkRow, load_network, save_network
+from esper.kasmina import FlopMeter, MorphogeneticModel, NetworkRow, load_network, save_network
 from esper.leyline import EsperError, check_number
-from esper.proof.episodes import Maker, Played, finish_round, parse_task, populations, split_of
-from esper.proof.flops import FlopMeter
-from esper.proof.policies import Acting, load_policy, simple_makers
+from esper.proof.episodes import Maker, Played, finish_round, parse_task
+from esper.proof.policies import Acting, simple_makers
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec
+from esper.simic.training.evaluation import populations, split_of
+from esper.tamiyo.shipped import load_policy
 
 RECORD, PLAIN = "grown.json", "plain.pt2"
 
@@ -40,7 +41,7 @@ def grow(
         make = lambda envs: Acting(learned, envs, task.episode_length, root_seed=seed, sample=sample)  # noqa: E731
     (env,) = populations(task, [0], root_seed=seed, size=1)
     env.begin_round(0)
-    (played,) = finish_round(env, task, make([0]), FlopMeter(task), advance)
+    (played,) = finish_round(env, task, make([0]), FlopMeter(task.build_model(1, [0])), advance)
     model, directory = env.groups[0].model, Path(out)
     save_network(directory, model)
     export(model, directory / PLAIN)

@@ -11,56 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain, count, islice, product
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
-import orjson
 
-from esper._files import write_atomic
-from esper.leyline import EsperError, GerminationStyle, allowed, check_number, stream_seed
-from esper.proof.episodes import TRAINING, play
+from esper.leyline import EsperError, GerminationStyle, check_number, stream_seed
+from esper.proof.episodes import play
 from esper.runtime.tasks import TaskSpec, draw_condition
+from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import FixedSchedule, Planting
+from esper.tamiyo.schedules import Pattern, Schedule, ScheduleResult, Schedules, marks
 
-Schedule = tuple[Planting, ...]
-Pattern = tuple[bool, ...]
 Track = Callable[[str, int], Callable[[int], None]]
 """(what, its env-steps) → a function that hears of env-steps as they are done."""
-KIND, KEEP = "esper-schedule-2", 4
+KEEP = 4
 """One of so many schedules stays in after each rung."""
 REFINING = 1_000_000
 """The first seed on which winners meet their neighbours."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The winner of one search."""
-
-    schedule: Schedule
-    objective: float
-    """Mean J on the seeds that it met."""
-    gain: float
-    """Mean J over that of not growing, patterns weighted."""
-    seeds: int
-    env_steps: int
-    """Of the whole search."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedules:
-    """What was found for a task: one schedule for all networks, and one for each pattern of crippled
-    blocks."""
-
-    task: str
-    root_seed: int
-    candidates: int
-    best: Found
-    by_pattern: dict[Pattern, Found]
 
 
 def patterns(task: TaskSpec) -> dict[Pattern, float]:
@@ -167,7 +137,7 @@ def refine_schedules(
     more than the winner did here and in the search, by two standard errors of their difference here, for it
     is the best of many. What that took is added to what the search had taken."""
 
-    def refine(one: Found, chances: Mapping[Pattern, float], what: str) -> Found:
+    def refine(one: ScheduleResult, chances: Mapping[Pattern, float], what: str) -> ScheduleResult:
         search, plans = (
             _Search(task, found.root_seed, population or task.population),
             neighbours(task, one.schedule),
@@ -184,7 +154,7 @@ def refine_schedules(
             )
             plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
         gaps = [value - search.values[one.schedule][seed] for seed, value in search.values[plans[0]].items()]
-        share = one.seeds / (one.seeds + len(gaps))
+        share = one.networks / (one.networks + len(gaps))
         gained = share * one.gain + (1 - share) * search.gain(one.schedule, chances)
         better = search.gain(plans[0], chances) - gained > 2 * stdev(gaps) / math.sqrt(len(gaps))
         return replace(search.found(plans[0] if better else one.schedule, chances), env_steps=used)
@@ -217,7 +187,7 @@ class _Search:
         budget: int,
         chances: Mapping[Pattern, float],
         advance: Callable[[int], None],
-    ) -> Found:
+    ) -> ScheduleResult:
         """In each rung the plans that are left meet more seeds, and a quarter of them stay."""
         rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self.seeds(chances)
         for rung in range(rungs):
@@ -243,15 +213,15 @@ class _Search:
             alive = sorted(best[: 1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)
         return replace(self.found(alive[0], chances), env_steps=used)
 
-    def found(self, plan: Schedule, chances: Mapping[Pattern, float]) -> Found:
+    def found(self, plan: Schedule, chances: Mapping[Pattern, float]) -> ScheduleResult:
         known = [
             value for seed, value in self.values[plan].items() if not chances or self.pattern(seed) in chances
         ]
-        return Found(
+        return ScheduleResult(
             schedule=plan,
             objective=fmean(known),
             gain=self.gain(plan, chances),
-            seeds=len(known),
+            networks=len(known),
             env_steps=0,
         )
 
@@ -296,88 +266,3 @@ class _Search:
 
 def _rungs(plans: int) -> int:
     return max(1, math.ceil(math.log(plans, KEEP)))
-
-
-# -- files ---------------------------------------------------------------------------------------------------
-
-
-def marks(pattern: Pattern) -> str:
-    """One digit for each block: 1 where it is crippled."""
-    return "".join("01"[mark] for mark in pattern)
-
-
-def save_schedules(path: str | Path, found: Schedules, task: TaskSpec, command: str) -> None:
-    """JSON, with slots by name and the command that made it."""
-
-    def plain(one: Found) -> dict[str, Any]:
-        return asdict(one) | {
-            "schedule": [
-                {
-                    "epoch": p.epoch,
-                    "slot": task.slots[p.slot],
-                    "blueprint": p.blueprint,
-                    "style": p.style.name,
-                }
-                for p in one.schedule
-            ]
-        }
-
-    content = {
-        "kind": KIND,
-        "task": found.task,
-        "command": command,
-        "root_seed": found.root_seed,
-        "candidates": found.candidates,
-        "best": plain(found.best),
-        "by_pattern": {marks(p): plain(one) for p, one in found.by_pattern.items()},
-    }
-    write_atomic(Path(path), orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-
-
-def load_schedules(path: str | Path, task: TaskSpec) -> Schedules:
-    """What `save_schedules` wrote; a file for another task is refused."""
-
-    def read(one: dict[str, Any]) -> Found:
-        for entry in one["schedule"]:
-            for name, known in (
-                ("slot", task.slots),
-                ("blueprint", task.blueprints),
-                ("style", GerminationStyle.__members__),
-            ):
-                if entry[name] not in known:
-                    raise EsperError(
-                        f"{path}: {name} is {entry[name]!r} in {entry}, for task {task.name!r}; {allowed(known)}"
-                    )
-        return Found(
-            **one
-            | {
-                "schedule": tuple(
-                    Planting(
-                        e["epoch"], task.slots.index(e["slot"]), e["blueprint"], GerminationStyle[e["style"]]
-                    )
-                    for e in one["schedule"]
-                )
-            }
-        )
-
-    try:
-        content = orjson.loads(Path(path).read_bytes())
-        if content["kind"] != KIND:
-            raise EsperError(f"{path}: kind is {content['kind']!r}; {allowed([KIND])}")
-        if content["task"] != task.name:
-            raise EsperError(
-                f"{path}: these schedules are for task {content['task']!r}, not for {task.name!r}"
-            )
-        return Schedules(
-            task=task.name,
-            root_seed=content["root_seed"],
-            candidates=content["candidates"],
-            best=read(content["best"]),
-            by_pattern={
-                tuple(mark == "1" for mark in key): read(one) for key, one in content["by_pattern"].items()
-            },
-        )
-    except OSError as error:
-        raise EsperError(f"cannot read the schedules in {path}: {error.strerror}") from error
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise EsperError(f"{path} does not hold schedules: {error}") from error

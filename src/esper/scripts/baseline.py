@@ -1,8 +1,11 @@
-"""`esper baseline`: capture what a short run does, and check later that it still does it."""
+"""`esper baseline`: capture the results of short runs, and check later that they are still the same.
+
+Everything that needs torch is imported where it is used: a bad argument must not take seconds to report."""
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 import tempfile
 import time
@@ -11,20 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import orjson
-import torch
 import tyro
 
 import esper
 from esper._files import write_atomic
-from esper.leyline import EsperError
-from esper.nissa import RunDirectory, TelemetryHub
-from esper.runtime.data import MissingDataError
-from esper.runtime.tasks import get_task_spec
-from esper.simic.rewards import RewardEngine
-from esper.simic.training.batch_ops import process_train_batch
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.vectorized import build_env, resolve_task, train_ppo_vectorized
+from esper.leyline.errors import EsperError
+from esper.scripts.cli import DONE, FAILED, fail, import_modules
 
 RUNS: Mapping[str, dict[str, Any]] = {
     "digits_baseline": {"task": "digits_baseline", "rounds": 2, "envs": 2, "episode_length": 5},
@@ -32,8 +29,10 @@ RUNS: Mapping[str, dict[str, Any]] = {
 }
 """The second is the short run `esper train ppo --preset cifar_baseline --rounds 1 --envs 1 --episode-length
 5`."""
-NUM_LOSSES, LOSS_TOLERANCE, LAST_DIGITS = 20, 1e-3, 1e-6
-"""Processors of one kind may still differ in the last digits of a sum."""
+NUM_LOSSES = 20
+LOSS_TOLERANCE, LAST_DIGITS = 1e-3, 1e-6
+"""Largest difference of a loss on another build of torch, and on the same one: even processors of one kind
+may differ in the last digits of a sum."""
 FREE_OF_LIFECYCLE = (
     "run_started",
     "run_ended",
@@ -47,63 +46,103 @@ FREE_OF_LIFECYCLE = (
     "throughput",
     "checkpoint",
 )
-"""Counts that do not depend on what the policy does, and so on no rounding."""
+"""Events whose number does not depend on the policy's decisions, and so not on rounding."""
 
 
-def capture(out: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Write the baseline of this checkout to a JSON file. Runs whose data is missing are left out, and said
-    to be.
+def capture(out: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Write the baseline of this checkout to a JSON file. Runs whose dataset is missing are left out and
+    named.
 
     Args:
         out: The file to write.
     """
-    found, missing = measure()
+    _check_writable(out)
+    baseline, missing = measure()
     try:
-        write_atomic(out, orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        write_atomic(out, orjson.dumps(baseline, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     except OSError as error:
         raise EsperError(f"cannot write {out}: {error.strerror}") from error
-    print(
-        f"captured {', '.join(found['runs'])} to {out}"
-        + "".join(f"\nleft out {name}: {why}" for name, why in missing.items())
-    )
+    print(f"captured {', '.join(baseline['runs'])} to {out}")
+    for name, reason in missing.items():
+        print(f"left out {name}: {reason}")
+    return DONE
 
 
-def check(file: Annotated[Path, tyro.conf.Positional]) -> None:
-    """Measure again and compare: all equal on the same torch, elsewhere what does not depend on rounding.
+def check(file: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Measure again and compare with a captured baseline. On the same build of torch everything must be
+    equal, on another build everything that does not depend on rounding.
 
     Args:
-        file: What `capture` wrote.
+        file: A file that `capture` wrote.
     """
-    try:
-        stored = orjson.loads(file.read_bytes())
-        names = list(stored["runs"])
-    except (OSError, orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise EsperError(f"{file} is no baseline: {error}") from error
-    found, missing = measure(names)
-    differences = compare(stored, found)
-    for name, why in missing.items():
-        print(f"not checked: {name}: {why}")
+    stored = read_baseline(file)
+    now, missing = measure(list(stored["runs"]))
+    differences = compare(stored, now)
+    for name, reason in missing.items():
+        print(f"not checked: {name}: {reason}")
     if differences:
-        raise EsperError("\n".join([f"{len(differences)} differences to {file}", *differences]))
-    print(f"{', '.join(found['runs'])}: as in {file}")
+        fail("\n".join([f"{len(differences)} differences from {file}", *differences]))
+        return FAILED
+    print(f"{', '.join(now['runs'])}: as in {file}")
+    return DONE
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse a place that cannot be written to before minutes are spent on measuring."""
+    try:
+        writable = out.parent.is_dir() and os.access(out.parent, os.W_OK) and not out.is_dir()
+        out.exists()  # fails if the name is too long
+    except (OSError, ValueError) as error:
+        raise EsperError(f"cannot write {out}: {error}") from None
+    if not writable:
+        raise EsperError(f"cannot write {out}: {out.parent} is not a directory that can be written to")
+
+
+def read_baseline(file: Path) -> dict[str, Any]:
+    """The content of a baseline file, checked as far as `compare` uses it."""
+    try:
+        stored = msgspec.json.decode(file.read_bytes(), type=_Baseline)
+    except (OSError, ValueError, RecursionError) as error:
+        raise EsperError(f"{file} is not a baseline: {getattr(error, 'strerror', None) or error}") from None
+    for name in stored.runs:
+        if name not in RUNS:
+            raise EsperError(f"{file}: run {name[:80]!r} is unknown; allowed: {', '.join(RUNS)}")
+    return dict(msgspec.to_builtins(stored))
+
+
+class _Run(msgspec.Struct):
+    events: dict[str, int]
+    losses: Annotated[list[float], msgspec.Meta(min_length=NUM_LOSSES, max_length=NUM_LOSSES)]
+
+
+class _Baseline(msgspec.Struct):
+    torch: str
+    runs: dict[str, _Run]
+    imports: dict[str, list[str]]
 
 
 def measure(names: Sequence[str] = tuple(RUNS)) -> tuple[dict[str, Any], dict[str, str]]:
-    """The baseline as it is now, and why runs are left out."""
+    """The baseline as it is now, and for each run that was left out the reason."""
+    import torch
+
+    from esper.runtime.data import MissingDataError
+
+    torch.set_num_threads(1)
     runs, missing = {}, {}
     for name in names:
-        if name not in RUNS:
-            raise EsperError(f"baseline run {name!r} is unknown; allowed: {', '.join(RUNS)}")
         try:
             runs[name] = measure_run(RUNS[name])
         except MissingDataError as error:
             missing[name] = str(error).splitlines()[0]
-    built = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    return {"torch": built, "runs": runs, "imports": import_graph(), "source": source_counts()}, missing
+    build = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return {"torch": build, "runs": runs, "imports": import_graph(), "source": source_counts()}, missing
 
 
 def measure_run(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Events by type (lines of the log and rows of tables), first losses, and how fast it was."""
+    """Number of events by type (lines of the log and rows of tables), first losses, and speed."""
+    from esper.nissa import RunDirectory
+    from esper.simic.training.vectorized import train_ppo_vectorized
+
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         start = time.perf_counter()
@@ -126,7 +165,14 @@ def measure_run(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_losses(fields: Mapping[str, Any]) -> list[float]:
-    """Mean training loss over the envs in each of the first steps, without any growth."""
+    """Mean training loss over the envs in each of the first steps, without growth."""
+    from esper.nissa import TelemetryHub
+    from esper.runtime.tasks import get_task_spec
+    from esper.simic.rewards import RewardEngine
+    from esper.simic.training.batch_ops import process_train_batch
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.vectorized import build_env, resolve_task
+
     config = TrainingConfig(**fields)
     task = resolve_task(config, get_task_spec(config.task))
     rewards = RewardEngine(config.reward, task.objective, gamma=config.ppo.gamma, num_envs=config.envs)
@@ -143,25 +189,25 @@ def first_losses(fields: Mapping[str, Any]) -> list[float]:
 
 
 def import_graph() -> dict[str, list[str]]:
-    """Which packages of esper each package imports, from the source."""
+    """For each package of esper, the other packages that its source imports."""
     root = Path(esper.__file__).parent
     graph: dict[str, set[str]] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         package = parts[0] if len(parts) > 1 else "esper"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
-            )
+            names: list[str] = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
             targets = {name.split(".")[1] for name in names if name.startswith("esper.")}
             graph.setdefault(package, set()).update(targets - {package})
     return {package: sorted(targets) for package, targets in sorted(graph.items())}
 
 
 def source_counts() -> dict[str, int]:
-    """Modules, lint exceptions, and, where the tests are at hand, test functions."""
+    """Number of modules, of lint exceptions and, in a checkout, of test functions."""
     root = Path(esper.__file__).parent
     sources = [path.read_text(encoding="utf-8") for path in root.rglob("*.py")]
     tests = [path.read_text(encoding="utf-8") for path in (root.parents[1] / "tests").rglob("test_*.py")]
@@ -176,41 +222,42 @@ def source_counts() -> dict[str, int]:
     }
 
 
-def compare(stored: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """What differs and should not. Speed and source counts are information, and the import graph may lose
-    edges."""
+def compare(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Differences that must not be. Speed and source counts are for information, and the import graph may
+    lose edges."""
     differences = []
-    same_torch = stored["torch"] == found["torch"]
-    for name, now in found["runs"].items():
-        was = stored["runs"][name]
-        kinds = was["events"].keys() | now["events"].keys() if same_torch else FREE_OF_LIFECYCLE
-        differences += [
-            f"{name}: {was['events'].get(kind, 0)} {kind} events, now {now['events'].get(kind, 0)}"
-            for kind in sorted(kinds)
-            if was["events"].get(kind, 0) != now["events"].get(kind, 0)
-        ]
+    same_torch = stored["torch"] == now["torch"]
+    for name, new_run in now["runs"].items():
+        old_run = stored["runs"][name]
+        old_events, new_events = old_run["events"], new_run["events"]
+        kinds = old_events.keys() | new_events.keys() if same_torch else FREE_OF_LIFECYCLE
+        for kind in sorted(kinds):
+            old_count, new_count = old_events.get(kind, 0), new_events.get(kind, 0)
+            if old_count != new_count:
+                differences.append(f"{name}: {old_count} {kind} events, now {new_count}")
         limit = LAST_DIGITS if same_torch else LOSS_TOLERANCE
-        differences += [
-            f"{name}: loss of step {step} was {old}, now {new}"
-            for step, (old, new) in enumerate(zip(was["losses"], now["losses"], strict=True))
-            if abs(old - new) > limit
-        ]
-    for package, targets in found["imports"].items():
-        if new := sorted(set(targets) - set(stored["imports"].get(package, []))):
-            differences.append(f"{package} imports {', '.join(new)}, which it did not")
+        for step, (old, new) in enumerate(zip(old_run["losses"], new_run["losses"], strict=True)):
+            if abs(old - new) > limit:
+                differences.append(f"{name}: loss of step {step} was {old}, now {new}")
+    for package, targets in now["imports"].items():
+        added = sorted(set(targets) - set(stored["imports"].get(package, [])))
+        if added:
+            differences.append(f"{package} imports {', '.join(added)}, which it did not")
     return differences
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    torch.set_num_threads(1)
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"capture": capture, "check": check}, prog="esper baseline", args=arguments
+        code = tyro.extras.subcommand_cli_from_dict(
+            {"capture": capture, "check": check},
+            prog="esper baseline",
+            description="Capture the results of short runs, and check later that they are still the same.",
+            args=import_modules(sys.argv[1:] if arguments is None else arguments),
         )
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return fail(error)
+    assert isinstance(code, int)
+    return code
 
 
 if __name__ == "__main__":

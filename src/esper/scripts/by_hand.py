@@ -1,4 +1,4 @@
-"""`esper by_hand`: growth without a policy, in 20 seconds."""
+"""`esper by_hand`: grow networks on a fixed schedule, without a policy, in 20 seconds."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from esper.simic.seed_management import advance_active_seed
 ROWS, EPOCHS = 16, 24
 GROWN = range(ROWS // 2)
 SCHEDULE = {"r0c0": 1, "r0c1": 2, "r0c2": 3}
-"""Slot → epoch of its germination."""
+"""Slot → epoch in which a seed is germinated there."""
 BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
 def by_hand() -> None:
-    """Sixteen impaired networks on handwritten digits, eight of which grow on a schedule written in this
-    command."""
+    """Train sixteen impaired networks on handwritten digits and grow eight of them on a fixed schedule. The
+    result is saved to runs/by_hand."""
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
-    # Row i and row i + 8 start from the same weights and see the same batches, so that the comparison is
-    # paired.
+    # Rows i and i + 8 start from the same weights and see the same batches: the comparison is paired.
     batches = SharedBatchIterator(split, [[*GROWN, *GROWN]], 64, steps_per_epoch=15, seed=0, rows=[ROWS])
     model = MorphogeneticModel(
         CNNHost(ROWS, base=4, kernel=1, channels=1, size=8),
@@ -54,12 +53,7 @@ def by_hand() -> None:
             optimizer.step()
         model.record_gradients(optimizer.stats)
         for row in GROWN:
-            for slot, start in SCHEDULE.items():
-                if epoch == start:
-                    model.germinate(slot, BLUEPRINT, row=row, tempo_epochs=TEMPO)
-                report = model.reports(row).get(slot)
-                if report is not None and report.can_advance:
-                    advance_active_seed(NetworkRow(model, row), slot)
+            grow(model, row, epoch)
         model.step_epoch()
     accuracy = evaluate(model, test_batches(split, 450))
     table = Table("networks", "test accuracy", "parameters")
@@ -72,8 +66,18 @@ def by_hand() -> None:
     console.print("saved to runs/by_hand: structure.json, weights.safetensors")
 
 
+def grow(model: MorphogeneticModel, row: int, epoch: int) -> None:
+    """Germinate the seeds that are due in this epoch, and advance those whose gate is open."""
+    for slot, start in SCHEDULE.items():
+        if epoch == start:
+            model.germinate(slot, BLUEPRINT, row=row, tempo_epochs=TEMPO)
+        report = model.reports(row).get(slot)
+        if report is not None and report.can_advance:
+            advance_active_seed(NetworkRow(model, row), slot)
+
+
 def evaluate(model: MorphogeneticModel, data: EvalBatches) -> torch.Tensor:
-    """Accuracy of each row, in percent."""
+    """Test accuracy of each row, in percent."""
     correct, total = torch.zeros(ROWS), 0
     wanted = {row: [frozenset(blended_slots(model, row))] for row in range(ROWS)}
     for batch in data:

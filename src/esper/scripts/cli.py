@@ -1,29 +1,77 @@
-"""`esper`: one command, a subcommand for each job."""
+"""`esper`: one program with a subcommand for each job, and what the subcommands share."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from esper._text import printable
+from esper.leyline.errors import EsperError
+
+DONE, FAILED, BAD_INPUT = 0, 1, 2
+"""Exit codes. A run that was stopped by a signal exits with 128 + the signal's number."""
 COMMANDS = {
-    "train": ("esper.scripts.train", "train a policy, or let one decide that does not learn"),
-    "prove": ("esper.scripts.prove", "policies and their rivals on the same held-out seeds"),
-    "grow": ("esper.scripts.grow", "one network, grown by a policy while it trains"),
-    "eval": ("esper.scripts.eval", "a grown network on the test split"),
+    "train": ("esper.scripts.train", "train a policy, or run one that is not trained"),
+    "prove": ("esper.scripts.prove", "compare policies on the same held-out random seeds"),
+    "grow": ("esper.scripts.grow", "train one network that a policy grows"),
+    "eval": ("esper.scripts.eval", "evaluate a grown network on the test split"),
     "demo": ("esper.scripts.demo", "train a policy and prove it, in minutes"),
-    "by_hand": ("esper.scripts.by_hand", "grow sixteen small networks on a schedule, in 20 seconds"),
-    "config": ("esper.scripts.config", "settings: each value with its origin, presets, tasks"),
-    "baseline": ("esper.scripts.baseline", "capture what a short run does, and check that it still does it"),
-    "data": ("esper.scripts.data", "datasets: list them, get one"),
-    "runs": ("esper.scripts.runs", "list runs and how they stand"),
-    "watch": ("esper.scripts.watch", "look at a run, live or finished"),
-    "report": ("esper.scripts.report", "a run as one HTML page"),
-    "sql": ("esper.scripts.sql", "ask a run in SQL"),
-    "compare": ("esper.scripts.compare", "runs side by side, with intervals"),
-    "sync": ("esper.scripts.sync", "a run's numbers for TensorBoard or W&B"),
+    "by_hand": ("esper.scripts.by_hand", "grow sixteen small networks on a fixed schedule, in 20 seconds"),
+    "config": ("esper.scripts.config", "show settings with their origins; list presets and tasks"),
+    "baseline": ("esper.scripts.baseline", "capture the results of short runs, and check them later"),
+    "data": ("esper.scripts.data", "list the datasets, or download one"),
+    "runs": ("esper.scripts.runs", "list runs and their status"),
+    "watch": ("esper.scripts.watch", "watch a run, live or finished"),
+    "report": ("esper.scripts.report", "write a run's results as one HTML page"),
+    "sql": ("esper.scripts.sql", "query a run with SQL"),
+    "compare": ("esper.scripts.compare", "compare runs, with confidence intervals"),
+    "sync": ("esper.scripts.sync", "export a run's metrics to TensorBoard or W&B"),
 }
-"""Subcommand → module with `main(arguments) -> int`, and a line of help. Modules load when they are used."""
+"""Subcommand → module with `main(arguments) -> int`, and a line of help. Modules are imported on demand."""
+
+
+def fail(error: object) -> int:
+    """Print the message of bad input and return its exit code."""
+    print(f"error: {printable(error, lines=True)}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def import_modules(arguments: Sequence[str]) -> list[str]:
+    """Import the modules named by `--import MODULE` (repeatable) and return the other arguments.
+
+    The modules may register tasks, datasets, rewards and sensors, so call this before anything else is
+    parsed. The current directory is importable."""
+    remaining: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, name = word.partition("=")
+        if flag != "--import":
+            remaining.append(word)
+            continue
+        if not equals:
+            name = next(words, "")
+        _import(name)
+    return remaining
+
+
+def _import(name: str) -> None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise EsperError(
+            f"--import {name!r} is not the name of a Python module; write my_module for the file my_module.py"
+        )
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        import_module(name)
+    except Exception as error:  # whatever the user's module raises
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = "" if isinstance(error, ModuleNotFoundError) else f" ({where.filename}, line {where.lineno})"
+        raise EsperError(f"--import {name}: {type(error).__name__}: {error}{place}") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,10 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: esper COMMAND …\n")
         for name, (_, help_line) in COMMANDS.items():
             print(f"  esper {name:<10} {help_line}")
-        return 0 if given else 2
+        return DONE if given else BAD_INPUT
     if given[0] not in COMMANDS:
-        print(f"esper: unknown command {given[0]!r}; allowed: {', '.join(COMMANDS)}", file=sys.stderr)
-        return 2
+        matches = difflib.get_close_matches(given[0], COMMANDS, n=2)
+        suggestion = f" (did you mean {' or '.join(matches)}?)" if matches else ""
+        return fail(f"unknown command {given[0]!r}{suggestion}; allowed: {', '.join(COMMANDS)}")
     run: Callable[[Sequence[str]], int] = import_module(COMMANDS[given[0]][0]).main
     return run(given[1:])
 

@@ -1,206 +1,281 @@
-"""`esper config`: what a run would be told, and where each value comes from; and the flags that `esper train`
-shares with it."""
+"""`esper config`: show the settings of a run with their origins, list presets and tasks. The flags of
+`esper train` are defined here."""
 
 from __future__ import annotations
 
-import argparse
-import ast
-import difflib
-import inspect
+import dataclasses
 import sys
-from collections.abc import Sequence
-from dataclasses import is_dataclass
-from itertools import pairwise
-from typing import Any, NoReturn, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, get_args, get_origin
 
+import tyro
 from rich.console import Console
 from rich.table import Table
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from esper.leyline.errors import EsperError
+from esper.scripts.cli import fail, import_modules, printable
 from esper.simic.training.config import (
     LEAVES,
     PRESETS,
-    Policy,
     TrainingConfig,
     choices,
     kinds,
+    near,
     optional,
     resolve,
+    shorten,
+    unknown_word,
 )
 
-HEADINGS = {
-    "task": "the run",
-    "episode_length": "the task (by default as the task says)",
-    "devices": "hardware",
-    "reward_family": "rewards",
-    "hidden": "the policy",
-    "telemetry_dir": "recording",
-}
-"""First field of each group of flags, and the group's name; a section of the config is a group of its own."""
-FULL_NAME_ONLY = frozenset({"ppo.epochs", "ppo.bf16"})
-"""`--epochs` would be taken for the episode's length and `--bf16` for the networks' precision."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses bad input by an error instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise EsperError(message)
-
-
-def field_docs(section: type) -> dict[str, str]:
-    """The sentence under each field of a config dataclass."""
-    (definition,) = ast.parse(inspect.getsource(section)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        ast.unparse(field.target): " ".join(str(ast.literal_eval(text.value)).split())
-        for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
-
-
-def make_parser(prog: str, description: str) -> Parser:
-    """A flag for every setting. Flags that are not given leave no trace, so they override nothing."""
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} [{'|'.join(get_args(Policy))}] [--preset NAME] [--config FILE] [--FLAG VALUE …]",
-        description=description,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-        epilog=(
-            "A dot in a flag may be written as a dash (--reward-mode), and flags of the ppo section need no section (--lr, --gamma). "
-            "A flag wins over --config, that over --preset, and that over the default."
-        ),
-    )
-    parser.add_argument(
+SHORT_HELP = frozenset(
+    {
         "policy",
-        nargs="?",
-        help=f"{field_docs(TrainingConfig)['policy']} (default: {TrainingConfig().policy})",
-    )
-    parser.add_argument(
-        "--preset", metavar="NAME", help="Start from a preset; `esper config presets` lists them."
-    )
-    parser.add_argument(
-        "--config", metavar="FILE", help="Settings from a .yaml or .json file, such as a run's config.json."
-    )
-    _add_section(parser, TrainingConfig, "", parser)
-    return parser
+        "task",
+        "rounds",
+        "envs",
+        "seed",
+        "episode_length",
+        "slots",
+        "devices",
+        "reward.mode",
+        "ppo.lr",
+        "teacher",
+        "teacher_rounds",
+        "telemetry_dir",
+        "checkpoint_every",
+        "resume",
+    }
+)
+"""Settings that `--help` shows; `--help-all` shows all."""
+FULL_NAME_ONLY = frozenset({"ppo.epochs", "ppo.bf16"})
+"""`--epochs` would be taken for the length of an episode and `--bf16` for the networks' precision."""
+GRAMMAR = (
+    "A flag overrides --config, which overrides --preset, which overrides the default. "
+    "A dot in a flag may be written as a dash (--reward-mode), and flags of the ppo section need no section "
+    f"(--lr, --gamma). --help-all shows all {len(LEAVES)} settings."
+)
 
 
-def _add_section(parser: Parser, section: Any, prefix: str, group: Any) -> None:
-    docs, defaults = field_docs(section), section()
-    for name, kind in kinds(section).items():
-        path = f"{prefix}{name}"
-        if is_dataclass(kind):
-            _add_section(parser, kind, f"{path}.", parser.add_argument_group(path, inspect.getdoc(kind)))
-        elif path != "policy":
-            if path in HEADINGS:
-                group = parser.add_argument_group(HEADINGS[path])
-            sentence = docs.get(name) or inspect.getdoc(
-                kind
-            )  # a choice may be explained where it is declared
-            _add_flag(group, path, kind, f"{sentence} (default: {display(getattr(defaults, name))})")
+# -- flags ---------------------------------------------------------------------------------------------------
+
+Name = Annotated[
+    str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: none)")
+]
+Imports = Annotated[
+    tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE", help_behavior_hint="(repeatable)")
+]
 
 
-def _add_flag(group: Any, path: str, kind: Any, text: str) -> None:
-    full = "--" + path.replace("_", "-")
-    short = {full.replace(".", "-")} - {full}
-    if path.startswith("ppo.") and path not in FULL_NAME_ONLY:
-        short.add("--" + full.removeprefix("--ppo."))
-    kind, _ = optional(kind)
-    options: dict[str, Any] = {"dest": path}
-    if kind is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    else:
-        inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
-        words = choices(inner)
-        options["metavar"] = f"{{{','.join(words)}}}" if words else {int: "N", float: "X", str: "TEXT"}[inner]
-        options["nargs"] = "*" if inner is not kind else None
-    group.add_argument(full, help=text.replace("%", "%%"), **options)
-    if short:
-        group.add_argument(*sorted(short), help=argparse.SUPPRESS, **options)
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of `esper train` and `esper config show`."""
+
+    settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
+    """Holds the given flags only, as nested mappings of text."""
+    preset: Name = None
+    """Preset to start from; `esper config presets` lists them."""
+    config: Name = None
+    """YAML or JSON file with settings, for example the config.json of a run."""
+    modules: Imports = ()
+    """Python module to import first, for example one that registers a task."""
 
 
-def parse(parser: Parser, arguments: Sequence[str] | None) -> tuple[TrainingConfig, dict[str, str]]:
+def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[TrainingConfig, dict[str, str]]:
     """The config that a command line describes, and the origin of each value."""
-    given, rest = parser.parse_known_args(arguments)
-    if rest:
-        near = difflib.get_close_matches(rest[0].split("=")[0], list(parser._option_string_actions), n=1)
-        raise EsperError(
-            f"unknown argument {rest[0]!r}{f' (did you mean {near[0]}?)' if near else ''}; --help lists all"
-        )
-    flags = vars(given)
-    return resolve(flags.pop("preset", None), flags.pop("config", None), flags)
+    remaining = import_modules(arguments)
+    _refuse_values_of_switches(remaining)
+    wants_all = "--help-all" in remaining
+    wants_help = wants_all or "--help" in remaining or "-h" in remaining
+    given, unknown = tyro.cli(
+        Arguments,
+        prog=prog,
+        description=f"{description} {GRAMMAR}",
+        args=["--help"] if wants_help else remaining,
+        registry=_flags(short=wants_help and not wants_all),
+        return_unknown_args=True,
+    )
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        known = [name for path in LEAVES for name in flag_names(path)] + ["--preset", "--config", "--import"]
+        suggestion = near(flag, known) if flag.startswith("--") else ""
+        raise EsperError(f"unknown argument {shorten(unknown[0])}{suggestion}; --help-all lists all flags")
+    flags = _given(given.settings)  # type: ignore[arg-type]  # the registry builds a mapping
+    return resolve(given.preset, given.config, flags)
+
+
+def flag_names(path: str) -> list[str]:
+    """The spellings of a setting's flag; the first one is in the help."""
+    full = "--" + path.replace("_", "-")
+    names = [full]
+    if "." in path:
+        names.append(full.replace(".", "-"))
+    if path.startswith("ppo.") and path not in FULL_NAME_ONLY:
+        names.append("--" + full.removeprefix("--ppo."))
+    return names
+
+
+def _refuse_values_of_switches(arguments: Sequence[str]) -> None:
+    """tyro would take the value for a positional argument."""
+    switches = {name for path in LEAVES if optional(LEAVES[path])[0] is bool for name in flag_names(path)}
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        if equals and flag.replace("_", "-") in switches:
+            off = f"--no-{flag.removeprefix('--').replace('.', '-')}"
+            raise EsperError(
+                f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, --no-{flag[2:]}"
+            )
+
+
+def _flags(*, short: bool) -> ConstructorRegistry:
+    """A rule for tyro: a flag for each setting, whose value stays text and is None if it was not given.
+
+    tyro would convert and check by itself. But presets and files must be merged with the flags that were
+    given, before anything is checked, and by the decoder that reads them all."""
+    registry = ConstructorRegistry()
+    prefixes = {TrainingConfig: "", **_prefixes(TrainingConfig, "")}
+    looking_up = False
+
+    @registry.struct_rule
+    def section(info: StructTypeInfo) -> StructConstructorSpec | None:
+        nonlocal looking_up
+        if looking_up or info.type not in prefixes:
+            return None
+        looking_up = True  # tyro's own rule knows the fields and their docstrings
+        spec = ConstructorRegistry.get_struct_spec(info)
+        looking_up = False
+        assert isinstance(spec, StructConstructorSpec)
+        fields = []
+        for item in spec.fields:
+            path = prefixes[info.type] + item.name
+            shown = not short or any(name == path or name.startswith(f"{path}.") for name in SHORT_HELP)
+            if shown and is_dataclass(item.type):
+                fields.append(item)
+            elif shown:
+                kind = _flag_type(path, item.type, item.default)
+                fields.append(dataclasses.replace(item, type=kind, default=None))
+        return StructConstructorSpec(instantiate=dict, fields=tuple(fields))
+
+    return registry
+
+
+def _prefixes(section: Any, prefix: str) -> dict[Any, str]:
+    prefixes: dict[Any, str] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            prefixes |= {kind: f"{prefix}{name}.", **_prefixes(kind, f"{prefix}{name}.")}
+    return prefixes
+
+
+def _flag_type(path: str, declared: Any, default: Any) -> Any:
+    """Text, a list of text or a switch, with the setting's words and default for the help."""
+    kind, _ = optional(declared)
+    is_list = get_origin(kind) is tuple
+    inner = get_args(kind)[0] if is_list else kind
+    names = choices(inner)
+    metavar = f"{{{','.join(names)}}}" if names else {int: "N", float: "X", str: "TEXT", bool: None}[inner]
+    flag: Any = bool if inner is bool else str
+    settings = tyro.conf.arg(
+        metavar=metavar,
+        aliases=None if path == "policy" else flag_names(path)[1:],
+        help_behavior_hint=f"(default: {display(default)})",
+    )
+    value = list[flag] if is_list else flag
+    if path == "policy":
+        return Annotated[value | None, tyro.conf.Positional, tyro.conf.DisallowNone, settings]
+    return Annotated[value | None, tyro.conf.DisallowNone, settings]
+
+
+def _given(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flags |= _given(value, f"{prefix}{name}.")
+        elif value is not None:
+            flags[prefix + name] = value
+    return flags
+
+
+# -- the command ---------------------------------------------------------------------------------------------
 
 
 def display(value: object) -> str:
     """A value as a flag would take it."""
     if isinstance(value, tuple):
         return " ".join(display(item) for item in value) or "(empty)"
-    return str(getattr(value, "name", value)).lower() if not isinstance(value, str) else value
+    return value if isinstance(value, str) else str(getattr(value, "name", value)).lower()
 
 
-def show(config: TrainingConfig, origins: dict[str, str]) -> None:
-    table = Table("setting", "value", "from", box=None)
+def show(arguments: Sequence[str]) -> None:
+    """Every value with its origin."""
+    config, origins = parse("esper config show", "Show every setting with its origin.", arguments)
+    table = Table("setting", "value", "origin", box=None)
     for path in LEAVES:
         value: Any = config
         for name in path.split("."):
             value = getattr(value, name)
-        table.add_row(
-            path, display(value), origins[path], style=None if origins[path] != "default" else "dim"
-        )
-    Console(soft_wrap=True).print(table)
+        style = "dim" if origins[path] == "default" else None
+        table.add_row(path, printable(display(value)), printable(origins[path]), style=style)
+    Console(soft_wrap=True, markup=False).print(table)
 
 
-def presets() -> None:
-    table = Table("preset", "what", "settings", box=None)
+def presets(arguments: Sequence[str]) -> None:
+    """Every preset with its settings."""
+    _no_more(arguments)
+    table = Table("preset", "summary", "settings", box=None)
     for name, preset in PRESETS.items():
-        table.add_row(
-            name,
-            preset.summary,
-            ", ".join(f"{path} {display(value)}" for path, value in preset.values.items()),
-        )
+        settings = ", ".join(f"{path} {display(value)}" for path, value in preset.values.items())
+        table.add_row(name, preset.summary, settings)
     Console().print(table)
 
 
-def tasks() -> None:
-    from esper.runtime.tasks import TASKS  # builds every host's outline
+def tasks(arguments: Sequence[str]) -> None:
+    """Every task with its size."""
+    _no_more(arguments)
+    from esper.runtime.tasks import TASKS  # slow: it builds every host without weights
 
     table = Table("task", "dataset", "parameters", "slots", "epochs", "population", box=None)
     for task in TASKS.values():
         table.add_row(
-            task.name,
-            task.dataset,
+            printable(task.name),
+            printable(task.dataset),
             f"{task.host_params:,}",
             str(len(task.slots)),
             str(task.episode_length),
             str(task.population),
         )
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
-LISTS = {"presets": presets, "tasks": tasks}
+def _no_more(arguments: Sequence[str]) -> None:
+    if arguments:
+        raise EsperError(f"unknown argument {shorten(arguments[0])}; no arguments are allowed here")
+
+
+TOPICS = {"show": show, "presets": presets, "tasks": tasks}
+USAGE = """usage: esper config show [arguments of `esper train`]
+       esper config presets
+       esper config tasks [--import MODULE]
+
+show: every setting with its origin; presets, tasks: what there is to choose from.
+--import MODULE imports a Python module first, for example one that registers a task."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(prog="esper config", description=__doc__)
-    parser.add_argument(
-        "what",
-        choices=("show", *LISTS),
-        help="show: every value with its origin, for the same arguments as "
-        "`esper train`; presets, tasks: what there is to choose from",
-    )
     try:
-        if given[:1] == ["show"]:
-            show(*parse(make_parser("esper config show", "Every value with its origin."), given[1:]))
-        else:
-            LISTS[parser.parse_args(given).what]()
+        given = import_modules(sys.argv[1:] if arguments is None else arguments)
+        asks_for_help = not {"-h", "--help"}.isdisjoint(given)
+        if asks_for_help and given[0] != "show":  # `show` takes the flags of `esper train`, and their help
+            print(USAGE)
+            return 0
+        if not given:
+            raise EsperError(f"the topic is missing\n{USAGE}")
+        if given[0] not in TOPICS:
+            raise unknown_word("unknown topic", given[0], TOPICS)
+        TOPICS[given[0]](given[1:])
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return fail(error)
     return 0
 
 

@@ -1,7 +1,9 @@
-"""`esper data`: get the datasets that are not part of the package, and list what is there."""
+"""`esper data`: list the datasets, and download those that are not part of the package."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,61 +16,83 @@ from rich.table import Table
 
 from esper.leyline.errors import EsperError
 from esper.runtime.data.sources import RECIPES, cache_file, data_root, get_dataset
+from esper.scripts.cli import DONE, FAILED, fail, import_modules, printable
 
 
-def get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) -> None:
-    """Fetch a dataset, check it and convert it into the data directory.
+def get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) -> int:
+    """Download a dataset, check it and convert it into the data directory.
 
     Args:
-        name: One of those that `list` shows.
-        root: The data directory; by default $ESPER_DATA or ~/.cache/esper. Raw files that lie there are used
-        first.
+        name: Name of a dataset in the output of `esper data list`.
+        root: Data directory; none: $ESPER_DATA or ~/.cache/esper. Raw files that are already there are used.
     """
+    if name not in RECIPES:
+        return fail(f"dataset {name[:80]!r} cannot be downloaded; allowed: {', '.join(RECIPES)}")
+    _check_directory(root)
     with Progress(transient=True, console=Console(stderr=True)) as progress:
         task = progress.add_task(name, total=1.0)
 
         def report(message: str, done: float | None) -> None:
             if done is None:
-                progress.console.print(message, markup=False, highlight=False, soft_wrap=True)
+                progress.console.print(printable(message), markup=False, highlight=False, soft_wrap=True)
             else:
                 progress.update(task, description=message, completed=done)
 
-        path = get_dataset(name, root, report=report)
+        try:
+            path = get_dataset(name, root, report=report)
+        except EsperError as error:
+            print(f"error: {printable(error, lines=True)}", file=sys.stderr)
+            return FAILED
     print(path)
+    return DONE
 
 
-def show(root: Path | None = None) -> None:
+def show(root: Path | None = None) -> int:
     """List the datasets and whether they are ready.
 
     Args:
-        root: The data directory; by default $ESPER_DATA or ~/.cache/esper.
+        root: Data directory; none: $ESPER_DATA or ~/.cache/esper.
     """
+    _check_directory(root)
     place = data_root(root)
-    table = Table("name", "what", "state", box=None)
+    table = Table("name", "content", "state", box=None)
     table.add_row("digits", "handwritten digits: 1,797 grey images, 8×8, 10 classes", "in the package")
     for name, recipe in RECIPES.items():
         file = cache_file(name, place)
-        table.add_row(
-            name,
-            recipe.summary,
-            f"ready, {file.stat().st_size / 1e6:.0f} MB" if file.exists() else "not here",
-        )
-    table.add_row(
-        "synthetic", "prototypes with noise, 3×32×32; synthetic:CxHxW for another shape", "made in memory"
-    )
+        state = f"ready, {file.stat().st_size / 1e6:.0f} MB" if file.exists() else "not downloaded"
+        table.add_row(name, recipe.summary, state)
+    shape = "random prototypes with noise, 3×32×32; synthetic:CxHxW for another shape"
+    table.add_row("synthetic", shape, "generated in memory")
     Console().print(table)
-    print(f"data directory: {place}")
+    print(f"data directory: {printable(place)}")
+    return DONE
+
+
+def _check_directory(root: Path | None) -> None:
+    """Refuse a path that cannot be a directory, before anything is downloaded."""
+    place = data_root(root)
+    try:
+        is_directory = stat.S_ISDIR(os.stat(place).st_mode)
+    except FileNotFoundError:
+        return  # it will be made
+    except (OSError, ValueError) as error:
+        raise EsperError(f"data directory {str(place)[-80:]!r}: {error}") from None
+    if not is_directory:
+        raise EsperError(f"data directory {place} is not a directory")
 
 
 def main(args: Sequence[str] | None = None) -> int:
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            {"get": get, "list": show}, args=args, prog="esper data", description=__doc__
+        code = tyro.extras.subcommand_cli_from_dict(
+            {"get": get, "list": show},
+            args=import_modules(sys.argv[1:] if args is None else args),
+            prog="esper data",
+            description="List the datasets, and download those that are not part of the package.",
         )
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        return fail(error)
+    assert isinstance(code, int)
+    return code
 
 
 if __name__ == "__main__":

@@ -36,17 +36,10 @@ from esper.leyline import EsperError, LifecycleOp
 from esper.proof.compare import LEARNED, ProofConfig
 from esper.proof.compare import prove as compare
 from esper.proof.episodes import parse_task
-from esper.proof.policies import load_policy, shipped_schedules
-from esper.proof.search import (
-    Schedules,
-    Track,
-    load_schedules,
-    refine_schedules,
-    save_schedules,
-    search_schedules,
-)
+from esper.proof.search import Track, refine_schedules, search_schedules
 from esper.runtime.tasks import TaskSpec
 from esper.scripts.karn import console, reader
+from esper.tamiyo import Schedules, load_policy, load_schedules, save_schedules, shipped_schedules
 
 COLUMNS = (
     ("J", "iqm", 100, "points of J"),
@@ -189,17 +182,17 @@ def _schedules(
         writable(place.parent)
         found = search_schedules(task, budget, candidates=candidates, track=track)
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
-        save_schedules(place, found, task, command)
+        save_schedules(place, found, task.slots, command)
         if refine:
             found = refine_schedules(task, found, track=track)
-            save_schedules(place, found, task, f"{command} --refine")
+            save_schedules(place, found, task.slots, f"{command} --refine")
         return found
     if refine:
         raise EsperError("--refine needs --search, whose winners it refines")
-    shipped = shipped_schedules(task)
+    shipped = shipped_schedules(task.name)
     if path is None and not shipped.is_file():
         return None
-    return load_schedules(path or shipped, task)
+    return load_schedules(path or shipped, task.name, slots=task.slots, blueprints=task.blueprints)
 
 
 # -- tables --------------------------------------------------------------------------------------------------

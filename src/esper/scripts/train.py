@@ -1,8 +1,9 @@
-"""`esper train`: train a policy that grows networks, or let one decide that does not learn."""
+"""`esper train`: train a policy that grows networks, or run a policy that is not trained."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -22,23 +23,26 @@ from rich.table import Table
 
 from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import get_hub
-from esper.runtime.tasks import get_task_spec
-from esper.scripts.config import make_parser, parse
+from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail, printable
+from esper.scripts.config import parse
 from esper.simic.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary
     from esper.simic.training.dual_ab import ABResult
 
-DONE, FAILED, BAD_INPUT = 0, 1, 2
-"""Exit codes; a run that a signal stopped ends with 128 + its number."""
+DESCRIPTION = (
+    "Train a policy that grows networks, or run a policy that is not trained. Without --telemetry-dir, the "
+    "run is recorded in a new directory under runs; with --telemetry-dir none, nothing is recorded."
+)
 
 
 class ProgressOutput:
-    """Shows a run while it goes on: a bar on a terminal, else a line per round; alerts and checkpoints as
-    they come."""
+    """Shows the progress of a run: a bar on a terminal, otherwise a line per round; alerts and checkpoints as
+    they happen."""
 
-    wants_step_events = True  # the first epoch already shows that the run has started
+    wants_step_events = True  # `started` is set by the first epoch, not only by the first round
 
     def __init__(self, console: Console, rounds: int) -> None:
         self.started = False
@@ -64,9 +68,8 @@ class ProgressOutput:
             self._show_round(data)
         elif event.event_type is TelemetryEventType.ALERT:
             self._alerts += 1
-            self._say(
-                f"{data['severity']}: {data['message']} ({data['metric']} {data['value']:.4g}, limit {data['limit']:.4g})"
-            )
+            figures = f"{data['metric']} {data['value']:.4g}, limit {data['limit']:.4g}"
+            self._say(f"{data['severity']}: {data['message']} ({figures})")
         elif event.event_type is TelemetryEventType.CHECKPOINT:
             self._say(f"checkpoint {data['path']}{' (best so far)' if data['best'] else ''}")
 
@@ -79,32 +82,31 @@ class ProgressOutput:
         done = data["round_idx"] + 1
         self._seconds.append(data["seconds"])
         left = timedelta(seconds=round(fmean(self._seconds) * (self._rounds - done)))
+        speed = data["env_steps"] / done / data["seconds"]
         facts = (
             f"accuracy {data['avg_accuracy']:.1f} %, committed {data['avg_committed_accuracy']:.1f} %, "
-            f"J {data['avg_objective']:.3f}, {data['env_steps'] / done / data['seconds']:,.0f} env-steps/s, {left} left, "
-            f"alerts {self._alerts}"
+            f"J {data['avg_objective']:.3f}, {speed:,.0f} env-steps/s, {left} left, alerts {self._alerts}"
         )
         if self._bar.disable:
             self._say(f"round {done}/{self._rounds}: {facts}")
         self._bar.update(self._task, completed=done, description=facts, refresh=True)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The first SIGINT or SIGTERM asks the run to stop, a second one ends the process. Yields the signals
-    that came."""
+    """The first SIGINT or SIGTERM asks the run to stop; the second one ends the process. Yields the list of
+    received signals."""
     caught: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
         request_stop()
         signal.signal(number, before[number])
-        os.write(
-            2, b"stopping after this epoch; once more to stop at once\n"
-        )  # print may not be called in a handler
+        # print is not safe in a signal handler
+        os.write(2, b"stopping after this epoch; send the signal again to stop at once\n")
 
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -117,7 +119,7 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
 
 
 def run_directory(config: TrainingConfig) -> Path:
-    """Where the run is recorded: as configured, where its checkpoint lies, or a new directory under
+    """The directory that records the run: the configured one, that of the checkpoint, or a new one under
     `runs`."""
     if config.telemetry_dir is not None:
         return Path(config.telemetry_dir)
@@ -125,12 +127,13 @@ def run_directory(config: TrainingConfig) -> Path:
         checkpoints = Path(config.resume).absolute().parent
         if checkpoints.name != "checkpoints":
             raise EsperError(
-                f"--resume {config.resume} does not lie in a run's checkpoints directory; name the run that it "
+                f"--resume {config.resume} is not in a run's checkpoints directory; name the run that it "
                 "continues with --telemetry-dir"
             )
         return checkpoints.parent
+    task = re.sub(r"[^\w.-]+", "-", config.task)[:100]
     for n in count(1):
-        directory = Path("runs") / f"{config.task}-{config.policy}-{config.seed}-{n}"
+        directory = Path("runs") / f"{task}-{config.policy}-{config.seed}-{n}"
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
@@ -141,6 +144,34 @@ def run_directory(config: TrainingConfig) -> Path:
             ) from error
         return directory
     raise AssertionError
+
+
+def check_memory(config: TrainingConfig, task: TaskSpec) -> None:
+    """Refuse a run on the CPU whose largest parts alone exceed the memory of this machine."""
+    if any(not device.startswith("cpu") for device in config.devices):
+        return
+    population = config.population or task.population
+    rows = -(-config.envs // population) * population
+    batch_size = config.batch_size or task.batch_size
+    batches = config.steps_per_epoch or task.steps_per_epoch
+    steps = config.rollout_length or config.episode_length or task.episode_length
+    sample = task.host.get("channels", 1) * task.host.get("size", 1) ** 2
+    parts = {
+        f"{rows:,} networks": rows * task.host_params * 16,  # weights, gradients, momentum, a snapshot
+        f"one batch of {batch_size:,} samples for each of them": rows * batch_size * sample * 4,
+        "the order of the samples in one epoch": config.envs * batch_size * batches * 8,
+        f"a rollout of {steps:,} steps in {config.envs:,} envs": config.envs * steps * len(task.slots) * 256,
+        f"a policy with {config.hidden:,} units": 128 * config.hidden**2,
+    }
+    needed = sum(parts.values())
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        largest = max(parts, key=lambda name: parts[name])
+        raise EsperError(
+            f"the run needs at least {needed / 1e9:,.0f} GB of memory, {parts[largest] / 1e9:,.0f} GB for "
+            f"{largest}; this machine has {available / 1e9:,.0f} GB. Reduce envs, batch_size, "
+            "steps_per_epoch, episode_length or hidden"
+        )
 
 
 def show_results(history: Sequence[BatchSummary]) -> None:
@@ -164,18 +195,17 @@ def show_comparison(result: ABResult) -> None:
     """Each reward mode, and each pair of them."""
     table = Table("reward mode", "J over the last quarter of rounds, 95 % interval")
     for mode, figure in result.means.items():
-        table.add_row(mode.value, str(figure))
+        table.add_row(mode, str(figure))
     for (one, other), figure in result.differences.items():
-        table.add_row(f"{one.value} − {other.value}", str(figure))
-    Console().print(table)
+        table.add_row(f"{one} − {other}", str(figure))
+    Console(markup=False).print(table)
 
 
 def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
-    """Train, show it, and return the exit code."""
+    """Train, show the results and return the exit code."""
     from esper.simic.training import dual_ab, vectorized
 
-    assert config.telemetry_dir is not None
-    records, progress = _records(config.telemetry_dir), ProgressOutput(Console(stderr=True), config.rounds)
+    progress = ProgressOutput(Console(stderr=True), config.rounds)
     try:
         with stop_on_signals(vectorized.request_stop) as caught, get_hub().attached(progress):
             if config.ab_reward_modes:
@@ -183,48 +213,53 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
             else:
                 _, history = vectorized.train_ppo_vectorized(**config.to_train_kwargs())
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if not progress.started and _records(config.telemetry_dir) == records:
+        fail(error)
+        if not progress.started:  # nothing was run, so the input is the reason
             return BAD_INPUT
-        print(f"the run failed; what it recorded is in {config.telemetry_dir}", file=sys.stderr)
+        place = f"; its records are in {printable(config.telemetry_dir)}" if config.telemetry_dir else ""
+        print(f"the run failed{place}", file=sys.stderr)
         return FAILED
     if config.ab_reward_modes:
         show_comparison(result)
-    elif history:
-        show_results(history)
-    print(f"results: {config.telemetry_dir}")
-    if not caught or (not result.stopped if config.ab_reward_modes else len(history) == config.rounds):
+        complete = not result.stopped
+    else:
+        if history:
+            show_results(history)
+        complete = len(history) == config.rounds
+    recorded = config.telemetry_dir is not None
+    print(f"results: {printable(config.telemetry_dir)}" if recorded else "nothing was recorded")
+    if not caught or complete:
         return DONE
-    place = [] if "--telemetry-dir" in arguments else ["--telemetry-dir", config.telemetry_dir]
-    again = [*arguments, *place, "--resume", "auto"]  # the last of a kind counts
-    print(f"stopped; to go on: python -m esper.scripts.train {shlex.join(again)}")
+    if recorded:
+        named = [] if "--telemetry-dir" in arguments else ["--telemetry-dir", str(config.telemetry_dir)]
+        again = shlex.join([*arguments, *named, "--resume", "auto"])  # the last of a kind counts
+        print(f"stopped; to go on: python -m esper.scripts.train {printable(again)}")
+    else:
+        print("stopped; the run cannot be continued, because nothing was recorded")
     return 128 + caught[0]
-
-
-def _records(directory: str) -> set[Path]:
-    """Runs that have begun here: the directory's own, or one for each group of a comparison."""
-    return {*Path(directory).glob("run.json"), *Path(directory).glob("*/run.json")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser(
-        "esper train", f"{__doc__} Unless told otherwise, the run is recorded in a new directory under runs."
-    )
+    directory = None
     try:
-        config, _ = parse(parser, given)
-        get_task_spec(config.task)
-        directory = run_directory(config)
+        config, origins = parse("esper train", DESCRIPTION, given)
+        task = get_task_spec(config.task)
+        check_memory(config, task)
+        if config.telemetry_dir is not None or origins["telemetry_dir"] == "default":
+            directory = run_directory(config)
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return fail(error)
+    made_here = directory is not None and config.telemetry_dir is None
+    if directory is not None:
+        config = config.replace(telemetry_dir=str(directory))
     try:
-        return run(config.replace(telemetry_dir=str(directory)), given)
+        return run(config, given)
     finally:
-        if config.telemetry_dir is None:
+        if made_here and directory is not None:
             with suppress(OSError):
-                directory.rmdir()  # only where nothing was recorded
+                directory.rmdir()  # succeeds only if nothing was recorded
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "esper.simic.agent.ppo": ("PPOAgent",),
+        "esper.simic.rewards": ("register_reward",),
+        "esper.simic.sensors": ("register_sensor",),
         "esper.simic.seed_management": (
             "advance_active_seed",
             "aggregate_ppo_metrics",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from esper.leyline import (
     AlphaAlgorithm,
@@ -13,10 +12,8 @@ from esper.leyline import (
     LifecycleOp,
     LifecycleRecord,
     SeedStateReport,
+    Veto,
 )
-
-if TYPE_CHECKING:
-    from esper.tolaria import Veto
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,20 @@
-"""Where would growth help? For every slot of every network, dormant ones included, on one batch.
+"""Sensors: where would growth help? Measured for every slot of every network, dormant slots included, on one
+batch.
 
-A zero-initialised layer beside the slot would change nothing and receive a gradient: how large that gradient
-is says how much such a seed could do there at once (as in GradMax and expressivity-bottleneck methods). How
-many independent channels reach the slot says what the layers before it can express. Control input, so
-measured at every telemetry level; nothing that training uses is touched.
+A zero-initialised layer beside the slot would change nothing and still receive a gradient. The size of that
+gradient says how much a new seed could do there at once (as in GradMax and expressivity-bottleneck methods).
+The number of independent channels that reach the slot says what the layers before it can express. Users add
+sensors of their own with `register_sensor`. Sensors are control input: they are measured at every telemetry
+level and change nothing that training uses.
 
-P rows, B batch, C channels or features, S slots.
+P rows, B batch, C channels or features, S slots, N samples times positions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -19,7 +23,8 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.leyline import EsperError
+from esper.leyline.errors import EsperError, unknown_name
+from esper.tamiyo.features import BASE, SENSORS, SLOT, Feature, Normaliser, sensor_feature
 
 KERNEL = 3
 CENTRE = KERNEL * KERNEL // 2
@@ -28,32 +33,79 @@ SMALL_MAP = 4
 backward."""
 
 
+SensorFunction = Callable[[Tensor, Tensor], Tensor]
+"""(features [P, C, N], gradient [P, C, N]) → [P], at one slot. `features` reach the slot, `gradient` is the
+loss's with respect to the slot's output. Row p of the result may depend on row p of the inputs only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """A registered sensor: what it computes, and how a policy sees it."""
+
+    name: str
+    function: SensorFunction
+    feature: Feature
+
+
+_REGISTERED: dict[str, Sensor] = {}
+
+
+def register_sensor(name: str, function: SensorFunction, *, meaning: str, normaliser: Normaliser) -> Sensor:
+    """Make a sensor available by name. It enters the observation of runs whose config names it in `sensors`,
+    as one more feature of each slot, normalised, with a validity bit that is 0 where the result is not
+    finite. `meaning` is one line of documentation."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise EsperError(f"sensor name {name!r}; allowed: lower-case letters, digits and _")
+    if name in _REGISTERED or name in {feature.name for feature in (*BASE, *SLOT)}:
+        raise EsperError(f"sensor {name!r} is already registered or a built-in feature; choose another name")
+    if not callable(function):
+        raise EsperError(f"sensor {name!r}: function is {function!r}, must be callable")
+    if not isinstance(normaliser, Normaliser):
+        raise EsperError(f"sensor {name!r}: normaliser is {normaliser!r}, must be a Normaliser")
+    sensor = Sensor(name, function, sensor_feature(name, meaning, normaliser))
+    _REGISTERED[name] = sensor
+    return sensor
+
+
+def registered_sensors(names: Sequence[str]) -> tuple[Sensor, ...]:
+    """The registered sensors of these names, in this order."""
+    if len(set(names)) < len(names):
+        raise EsperError(f"sensors {', '.join(names)}: a name is given twice")
+    for name in names:
+        if name not in _REGISTERED:
+            raise unknown_name("sensor", name, _REGISTERED)
+    return tuple(_REGISTERED[name] for name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthSensors:
-    """Slots in the order of the model's `slot_config`. On the device; NaN where a network's own numbers are
-    not finite, and where a ratio has no denominator."""
+    """Slots in the order of the model's `slot_config`. On the device. NaN where a network's own numbers are
+    not finite and where a ratio has no denominator."""
 
-    boundary_norm: Tensor  # [P, S] ‖∂L/∂h‖ at the slot's output
-    growth_score: Tensor  # [P, S] gradient of the zero layer per √parameter, over the host's
-    feature_rank: (
-        Tensor  # [P, S] effective number of independent channels that reach the slot, as a share of all
-    )
-    tap_ratio: (
-        Tensor | None
-    )  # [P, S] off-centre to centre taps of that gradient, per tap; None without convolutions
+    boundary_norm: Tensor
+    """[P, S] ‖∂L/∂h‖ at the slot's output."""
+    growth_score: Tensor
+    """[P, S] gradient of the zero layer per √parameter, over the host's."""
+    feature_rank: Tensor
+    """[P, S] effective number of independent channels that reach the slot, as a share of all channels."""
+    tap_ratio: Tensor | None
+    """[P, S] off-centre to centre taps of the zero layer's gradient, per tap. None without convolutions."""
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    """[P, S] of each registered sensor that was asked for."""
 
-    def packed(self) -> Tensor:
-        """Everything as [3 or 4, P, S], for one transfer."""
-        found = (self.boundary_norm, self.growth_score, self.feature_rank, self.tap_ratio)
-        return torch.stack([t for t in found if t is not None])
+    def named(self) -> dict[str, Tensor]:
+        """Every measured sensor by name, [P, S] each."""
+        built_in = {name: getattr(self, name) for name in SENSORS}
+        return {name: values for name, values in built_in.items() if values is not None} | self.extra
 
 
 class GrowthProbe:
-    """Handed to `model.losses`, it lets the training step itself measure: it keeps the features that reach
+    """Passed to `model.losses`, it lets the training step itself measure: it keeps the features that reach
     every slot and the gradient that comes back, and changes no bit of the step. Read it after backward, then
-    throw it away."""
+    discard it."""
 
-    def __init__(self) -> None:
+    def __init__(self, extra: Sequence[Sensor] = ()) -> None:
+        self._extra = extra
         self._features: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
 
@@ -67,8 +119,8 @@ class GrowthProbe:
     @torch.no_grad()
     def read(self, model: MorphogeneticModel, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
         """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's
-        gradient on the same batch (`optimizer.stats.host_norm`); `loss_scale` is what the loss was multiplied
-        with before backward."""
+        gradient on the same batch (`optimizer.stats.host_norm`); the loss was multiplied by `loss_scale`
+        before backward."""
         slots = model.slot_config.slot_ids
         for slot_id in slots:
             if slot_id not in self._gradients:
@@ -91,7 +143,31 @@ class GrowthProbe:
                 torch.cat([tap[..., :CENTRE], tap[..., CENTRE + 1 :]], 2), dim=2
             )
             ratio = around / (tap.shape[2] - 1) ** 0.5 / tap[..., CENTRE]
-        return GrowthSensors(torch.stack(norms, 1), score, torch.stack(ranks, 1), ratio)
+        extra = {
+            sensor.name: torch.stack(
+                [
+                    _measure(model, sensor, slot_id, features[slot_id], gradients[slot_id])
+                    for slot_id in slots
+                ],
+                1,
+            )
+            for sensor in self._extra
+        }
+        return GrowthSensors(torch.stack(norms, 1), score, torch.stack(ranks, 1), ratio, extra)
+
+
+def _measure(
+    model: MorphogeneticModel, sensor: Sensor, slot_id: str, features: Tensor, gradient: Tensor
+) -> Tensor:
+    """[P] a registered sensor at one slot."""
+    values = sensor.function(_by_channel(model, features), _by_channel(model, gradient))
+    if not isinstance(values, Tensor) or values.shape != (model.population,):
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise EsperError(
+            f"sensor {sensor.name!r} at slot {slot_id}: the result is {shape}, "
+            f"must be a tensor of shape ({model.population},)"
+        )
+    return values.to(features)
 
 
 def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,8 @@ from esper.tamiyo.scripted import (
     waiting,
 )
 
+NORMALISERS = {feature.name: feature.normaliser for feature in (*BASE, *SLOT)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
@@ -99,9 +101,15 @@ class HeuristicConfig:
             "min_contribution",
         ):
             check_number("heuristic", name, getattr(self, name))
-        for name, high in (("plateau_epochs", 10), ("fail_drop", 30), ("min_contribution", 30)):
-            if getattr(self, name) > high:  # where the features end
-                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high} or less")
+        for name, feature in (
+            ("plateau_epochs", "plateau"),
+            ("fail_drop", "improvement"),
+            ("min_contribution", "contribution"),
+        ):
+            normaliser = NORMALISERS[feature]
+            high = normaliser.curved(normaliser.high)
+            if getattr(self, name) > high:  # the feature is clipped there
+                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high:g} or less")
 
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)
@@ -142,10 +150,8 @@ class Heuristic(Memoryless):
                 if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]
             ]
             if slot >= 0 and names:
-                strong = (
-                    math.exp(4 * float(slots[env, slot, SLOT_COLUMN["tap_ratio"]]))
-                    >= self.config.strong_tap_ratio
-                )
+                tap_ratio = math.exp(float(_raw(slots[env, slot], "tap_ratio")))
+                strong = tap_ratio >= self.config.strong_tap_ratio
                 name = names[0] if strong else names[min(1, len(names) - 1)]
                 heads = STANDARD_HEADS | {
                     SLOT_HEAD: slot,
@@ -163,7 +169,8 @@ class Heuristic(Memoryless):
     def _wanted_slots(self, base: Tensor, slots: Tensor, free: Tensor) -> Tensor:
         """[E] the slot to plant in, or −1."""
         config = self.config
-        progress, plateau = base[:, BASE_COLUMN["progress"]], base[:, BASE_COLUMN["plateau"]] * 10
+        progress = base[:, BASE_COLUMN["progress"]]
+        plateau = NORMALISERS["plateau"].curved(base[:, BASE_COLUMN["plateau"]])
         live = slots[..., LIVE].sum((1, 2))
         seeds = live + slots[..., SLOT_COLUMN["stage_fossilized"]].sum(1)
         may = (
@@ -174,12 +181,9 @@ class Heuristic(Memoryless):
             & (slots[..., SLOT_COLUMN["feature_rank"]].amin(1) <= config.max_rank * config.rank_step**seeds)
         )
         still = (base[:, BASE_COLUMN["host_settled"]] > 0) & (plateau >= config.plateau_epochs - 0.5)
-        taps, measured = (
-            slots[..., SLOT_COLUMN["tap_ratio"]] * 4,
-            slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0,
-        )
+        taps, measured = _raw(slots, "tap_ratio"), slots[..., SLOT_COLUMN["tap_ratio"] + 1] > 0
         blind = measured & (taps >= math.log(max(config.min_tap_ratio, 1e-9)))
-        growth = slots[..., SLOT_COLUMN["growth_score"]] * 4
+        growth = _raw(slots, "growth_score")
         score = taps + config.growth_weight * growth - config.depth_price * slots[..., SLOT_COLUMN["depth"]]
         score = torch.where(free & may[:, None] & (blind | still[:, None]), score, -torch.inf)
         best, slot = score.max(1)
@@ -187,10 +191,10 @@ class Heuristic(Memoryless):
 
     def _tend(self, slots: Tensor, legal: Tensor) -> tuple[int, int] | None:
         """What a seed needs first: to be made permanent, to be removed, to move on."""
-        contribution = slots[:, SLOT_COLUMN["contribution"]] * 10
+        contribution = _raw(slots, "contribution")
         measured = slots[:, SLOT_COLUMN["contribution"] + 1] > 0
         holding = slots[:, SLOT_COLUMN["stage_holding"]] > 0
-        dropped = slots[:, SLOT_COLUMN["improvement"]] * 10 < -self.config.fail_drop
+        dropped = _raw(slots, "improvement") < -self.config.fail_drop
         failing = dropped & (slots[:, SLOT_COLUMN["stage_age"]] >= self.config.fail_age) & ~holding
         useful = contribution >= self.config.min_contribution
         for op, wanted in (
@@ -202,3 +206,8 @@ class Heuristic(Memoryless):
             if len(found):
                 return int(found[0]), op
         return None
+
+
+def _raw(slots: Tensor, name: str) -> Tensor:
+    """A slot feature in its own unit: percentage points, or the logarithm of a ratio."""
+    return NORMALISERS[name].curved(slots[..., SLOT_COLUMN[name]])

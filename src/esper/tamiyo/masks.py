@@ -1,4 +1,5 @@
-"""What is legal now, for all networks and slots at once. Hard legality only: no opinion about what is wise.
+"""Action masks for all networks and slots at once, read from the legality flags of their reports. Masks say
+what is possible, not what is wise.
 
 E envs, S slots.
 """
@@ -16,17 +17,11 @@ from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     HEAD_ENUMS,
     HEAD_NAMES,
-    OP_ADVANCE,
-    OP_FOSSILIZE,
     OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
+    PRESENT_STAGES,
     ActionMasks,
     BlueprintError,
-    LifecycleOp,
     ReportArray,
-    SeedStage,
     allowed,
 )
 
@@ -35,28 +30,15 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SlotStates:
-    """What legality depends on, [E, S] each."""
+    """The part of the reports that masks are made of."""
 
-    occupied: Bools
-    can_advance: Bools
-    can_fossilize: Bools
-    can_retarget: Bools
-    can_prune: Bools
-    present: Bools
-    """A seed with weights: it counts against the number of seeds that a network may have."""
+    legal: Bools  # [E, S, 6], in the order of LifecycleOp
+    present: Bools  # [E, S], a seed that counts towards the maximum number of seeds
 
 
 def build_slot_states(reports: ReportArray) -> SlotStates:
-    """Read the legality bits of stacked reports [E, S]."""
-    cooling = np.isin(reports["stage"], (SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING))
-    return SlotStates(
-        reports["occupied"],
-        reports["can_advance"],
-        reports["can_fossilize"],
-        reports["can_retarget"],
-        reports["can_prune"],
-        reports["occupied"] & ~cooling,
-    )
+    """The legality flags of stacked reports [E, S]."""
+    return SlotStates(reports["legal"], np.isin(reports["stage"], tuple(PRESENT_STAGES)))
 
 
 def blueprint_mask(blueprints: Sequence[str]) -> Bools:
@@ -73,17 +55,12 @@ def blueprint_mask(blueprints: Sequence[str]) -> Bools:
 
 
 def compute_action_masks(states: SlotStates, blueprints: Bools, *, max_seeds: int = 0) -> ActionMasks:
-    """Masks of all heads. `max_seeds` 0 means no limit. ADVANCE and FOSSILIZE are offered only where the gate
-    is open."""
-    envs, slots = states.occupied.shape
-    by_op = np.zeros((envs, len(LifecycleOp), slots), bool)
-    by_op[:, OP_WAIT] = True
-    room = states.present.sum(1) < max_seeds if max_seeds else np.ones(envs, bool)
-    by_op[:, OP_GERMINATE] = ~states.occupied & room[:, None]
-    by_op[:, OP_SET_ALPHA_TARGET] = states.can_retarget
-    by_op[:, OP_PRUNE] = states.can_prune
-    by_op[:, OP_FOSSILIZE] = states.can_fossilize
-    by_op[:, OP_ADVANCE] = states.can_advance
+    """Masks of all heads. `max_seeds` 0 means no limit."""
+    envs = len(states.legal)
+    by_op = np.swapaxes(states.legal, 1, 2).copy()  # [E, 6, S]
+    if max_seeds:
+        full = states.present.sum(1) >= max_seeds
+        by_op[full, OP_GERMINATE] = False
     free = {
         name: torch.ones(envs, len(enum), dtype=torch.bool)
         for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True)

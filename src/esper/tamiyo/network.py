@@ -162,9 +162,9 @@ class TamiyoNetwork(nn.Module):
         last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
 
     @torch.no_grad()
-    def deprive(self, base: Sequence[int], slot: Sequence[int], *, memory: bool) -> None:
-        """Take from the network what these features say, and its memory if it is to have none; files carry
-        it."""
+    def mask_inputs(self, base: Sequence[int], slot: Sequence[int], *, memory: bool) -> None:
+        """Set these features to 0 for the network, and its memory too unless `memory`. Weight files store the
+        masks."""
         self.base_sight[list(base)] = 0.0
         self.slot_sight[list(slot)] = 0.0
         self.recall.fill_(float(memory))

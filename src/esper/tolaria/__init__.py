@@ -5,8 +5,7 @@ from esper._lazy import lazy_exports
 __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
-        "esper.tolaria.devices": ("validate_device",),
-        "esper.tolaria.factory": ("create_model",),
+        "esper.tolaria.factory": ("create_model", "validate_device"),
         "esper.tolaria.governor": ("GovernorConfig", "TolariaGovernor", "Veto", "preflight"),
     },
 )

@@ -1,22 +1,23 @@
-"""The governor: watches one network's validation loss, keeps its last good state, and puts it back after a
+"""The governor: watches one network's validation loss, keeps its last good state, and restores it after a
 disaster.
 
-It sees the network only through `GovernedNetwork`. Thresholds are multiples of the task's chance loss (the
-loss of guessing), so that one configuration fits any number of classes."""
+Thresholds are multiples of the task's chance loss (the loss of guessing), so that one configuration fits any
+number of classes."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
+from esper._files import decode
 from esper.leyline import (
-    LIVE_STAGES,
-    TRANSITIONS,
+    PRESENT_STAGES,
     BlueprintAction,
     EsperError,
     FactoredAction,
@@ -29,26 +30,13 @@ from esper.leyline import (
     SeedStateReport,
     SlotConfig,
     StructureError,
+    Veto,
     check_number,
+    legal_ops,
 )
 
-
-class GovernedNetwork(Protocol):
-    """One network of a population, as the governor sees it. No method may touch another network."""
-
-    def snapshot_committed(self) -> Any:
-        """A copy of what is permanent: host weights, host buffers and fossilized seeds. Later training must
-        not change it."""
-
-    def restore_committed(self, snapshot: Any) -> None:
-        """Make host and fossils bit for bit what the snapshot holds. Slots that it does not name keep their
-        cooldown and nothing else; the count of germinations goes on."""
-
-    def prune_live(self, cause: PruneCause) -> Sequence[LifecycleRecord]:
-        """Remove every seed that is neither fossilized nor already gone, at once, ramps included."""
-
-    def forget_optimizer(self) -> None:
-        """Zero momentum and step counts of host and seeds: they point back into the disaster."""
+if TYPE_CHECKING:
+    from esper.kasmina import GovernedRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +71,33 @@ class GovernorConfig:
             check_number("governor", name, getattr(self, name), low=1, integer=True)
         if self.min_samples > self.history_window:
             raise EsperError(
-                f"governor: min_samples is {self.min_samples}, must not exceed history_window {self.history_window}"
+                f"governor: min_samples is {self.min_samples}, must not exceed history_window "
+                f"{self.history_window}"
             )
         if self.healthy_share + self.collapse_band >= 1.0:
             raise EsperError(
-                f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} overlap; "
-                "their sum must stay below 1"
+                f"governor: healthy_share {self.healthy_share} and collapse_band {self.collapse_band} "
+                "overlap; their sum must stay below 1"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorState:
+    """What a checkpoint keeps of a governor beside its snapshot."""
+
+    history: list[float]
+    """Healthy losses, oldest first."""
+    consecutive: Annotated[int, msgspec.Meta(ge=0)]
+    """Suspicious checks in a row."""
+    requested: bool
+    """A snapshot is due as soon as the network is healthy."""
 
 
 class TolariaGovernor:
     """Watches one network. Each epoch: `check_vital_signs`; on a report `rollback`; else, after the epoch's
     actions, `snapshot` where `due` says so. A copy of the network as it is now is made at once."""
 
-    def __init__(self, network: GovernedNetwork, config: GovernorConfig, chance_loss: float) -> None:
+    def __init__(self, network: GovernedRow, config: GovernorConfig, chance_loss: float) -> None:
         check_number("governor", "chance_loss", chance_loss, low=1e-9)
         self.network, self.config, self.chance_loss = network, config, chance_loss
         self.reset()
@@ -181,51 +182,22 @@ class TolariaGovernor:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Plain values; the tensors are in `last_good`, and stored by whoever stores tensors."""
-        return {"history": list(self._history), "consecutive": self.consecutive, "requested": self._requested}
+        """Plain values. The tensors are in `last_good`, which the caller stores."""
+        return asdict(GovernorState(list(self._history), self.consecutive, self._requested))
 
-    def load_state(self, state: Mapping[str, Any], last_good: Any) -> None:
-        """The inverse of `state` and `last_good`, strict."""
-        if set(state) != {"history", "consecutive", "requested"}:
+    def load_state(self, state: object, last_good: Any) -> None:
+        """Restore what `state` returned, decoded strictly, and the snapshot `last_good`."""
+        stored = decode(GovernorState, state, "governor")
+        window = self.config.history_window
+        if len(stored.history) > window or not all(math.isfinite(loss) for loss in stored.history):
             raise StructureError(
-                f"governor: state has fields {sorted(state)}, needs consecutive, history, requested"
+                f"governor: history is {stored.history!r}, must be at most {window} finite numbers"
             )
-        history, consecutive, requested = state["history"], state["consecutive"], state["requested"]
-        if (
-            not isinstance(history, list)
-            or len(history) > self.config.history_window
-            or not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in history)
-        ):
-            raise StructureError(
-                f"governor: history is {history!r}, must be at most {self.config.history_window} finite numbers"
-            )
-        if not isinstance(consecutive, int) or consecutive < 0 or not isinstance(requested, bool):
-            raise StructureError(
-                f"governor: consecutive is {consecutive!r}, requested {requested!r}; "
-                "allowed: a count from 0 up, true or false"
-            )
-        self._history = deque(map(float, history), maxlen=self.config.history_window)
-        self.consecutive, self._requested, self.last_good = consecutive, requested, last_good
+        self._history = deque(stored.history, maxlen=window)
+        self.consecutive, self._requested, self.last_good = stored.consecutive, stored.requested, last_good
 
 
 # -- preflight -----------------------------------------------------------------------------------------------
-
-
-class Veto(StrEnum):
-    """Why a proposed mutation may not happen. All but a non-finite measurement are rules of the action mask
-    as well."""
-
-    LOSS_NON_FINITE = "loss_non_finite"
-    ACCURACY_NON_FINITE = "accuracy_non_finite"
-    SLOT_UNKNOWN = "slot_unknown"
-    SLOT_OCCUPIED = "slot_occupied"
-    SLOT_EMPTY = "slot_empty"
-    TOO_MANY_SEEDS = "too_many_seeds"
-    BLUEPRINT_UNKNOWN = "blueprint_unknown"
-    STAGE_FORBIDS = "stage_forbids"
-    GATE_SHUT = "gate_shut"
-    ALPHA_MOVING = "alpha_moving"
-    TOO_YOUNG = "too_young"
 
 
 def preflight(
@@ -238,11 +210,11 @@ def preflight(
     val_accuracy: float,
     max_seeds: int = 0,
 ) -> Veto | None:
-    """The first reason against this mutation of one network: its measurements, then the rules that the action
-    mask has too. Waiting is never vetoed.
+    """The first reason against this operation on one network: its measurements, then the legality that the
+    report of the slot states and the action masks show too. Waiting is never vetoed.
 
-    `reports` are those of the occupied slots, `blueprints` what may be germinated here; `max_seeds` 0 means
-    no limit."""
+    `reports` covers the occupied slots, `blueprints` are those that may be germinated here; `max_seeds` 0
+    means no limit."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -252,40 +224,12 @@ def preflight(
     if not 0 <= action.slot_idx < slots.num_slots:
         return Veto.SLOT_UNKNOWN
     report = reports.get(slots.slot_id_for_index(action.slot_idx))
-    if action.op is LifecycleOp.GERMINATE:
-        return _veto_germination(action, report, reports, blueprints, max_seeds)
-    return _veto_operation(action.op, report)
-
-
-def _veto_germination(
-    action: FactoredAction,
-    report: SeedStateReport | None,
-    reports: Mapping[str, SeedStateReport],
-    blueprints: Collection[BlueprintAction],
-    max_seeds: int,
-) -> Veto | None:
     if report is not None:
-        return Veto.SLOT_OCCUPIED
-    present = sum(r.stage in LIVE_STAGES or r.stage is SeedStage.FOSSILIZED for r in reports.values())
-    if max_seeds > 0 and present >= max_seeds:
+        return report.vetoes.get(action.op)
+    if action.op not in legal_ops(SeedStage.DORMANT):
+        return Veto.SLOT_EMPTY
+    if 0 < max_seeds <= sum(other.stage in PRESENT_STAGES for other in reports.values()):
         return Veto.TOO_MANY_SEEDS
     if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
         return Veto.BLUEPRINT_UNKNOWN
-    return None
-
-
-def _veto_operation(op: LifecycleOp, report: SeedStateReport | None) -> Veto | None:
-    if report is None:
-        return Veto.SLOT_EMPTY
-    transition = TRANSITIONS.get((report.stage, op))
-    if transition is None:
-        return Veto.STAGE_FORBIDS
-    if transition.gate is not None and not (
-        report.can_fossilize if op is LifecycleOp.FOSSILIZE else report.can_advance
-    ):
-        return Veto.GATE_SHUT
-    if transition.gate is None and report.time_to_target > 0:
-        return Veto.ALPHA_MOVING
-    if op is LifecycleOp.PRUNE and not report.can_prune:
-        return Veto.TOO_YOUNG
     return None

@@ -119,6 +119,71 @@ def test_a_step_that_leaves_the_trust_region_is_taken_back(toys) -> None:
             assert torch.equal(t, before[name]), name
 
 
+def adam_state(agent: PPOAgent) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in agent.state()[0].items() if name.startswith("adam.")}
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+def test_adam_after_a_kl_stop_equals_adam_before_the_step(toys, updates: int) -> None:
+    """Moments and step counts bit for bit, also where Adam had no state yet."""
+    toy, agent = make(toys, PPOConfig(lr=1e-4, target_kl=None, minibatches=2))
+    for episode in range(updates):
+        play(toy, agent, episode, penalty=False)
+        agent.update()
+    before = adam_state(agent)
+    assert bool(before) == (updates > 0)
+    agent.config = PPOConfig(lr=0.3, target_kl=1e-4, minibatches=1, epochs=2)
+    play(toy, agent, updates, penalty=False)
+    metrics = agent.update()
+    assert (metrics.kl_stops, metrics.optimizer_steps) == (1, 0)
+    after = adam_state(agent)
+    assert before.keys() == after.keys()
+    for name, tensor in after.items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_after_a_kl_stop_the_agent_is_what_the_kept_steps_made_it(toys) -> None:
+    """An update that ends at its KL limit equals one that was only given the steps that were kept; so do its
+    averages."""
+    limited, free = (
+        make(toys, PPOConfig(lr=0.003, target_kl=target_kl, minibatches=1, epochs=40))
+        for target_kl in (0.005, None)
+    )
+    play(*limited, 0, penalty=False)
+    stopped = limited[1].update()
+    assert stopped.kl_stops == 1
+    assert stopped.optimizer_steps > 0
+    free[1].config = PPOConfig(lr=0.003, target_kl=None, minibatches=1, epochs=stopped.optimizer_steps)
+    play(*free, 0, penalty=False)
+    complete = free[1].update()
+    assert_identical(limited[1], free[1])
+    expected = adam_state(free[1])
+    for name, tensor in adam_state(limited[1]).items():
+        assert torch.equal(tensor, expected[name]), name
+    for name in (
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "approx_kl",
+        "grad_norm",
+        "grad_norm_max",
+        "head_kl",
+    ):
+        assert getattr(stopped, name) == getattr(complete, name), name
+
+
+def test_a_first_step_beyond_the_limit_is_tried_again_at_half_the_size(toys) -> None:
+    """Undone exactly, the same step would otherwise be tried and undone in every update to come."""
+    toy, agent = make(toys, PPOConfig(lr=0.1, target_kl=1e-3, minibatches=1, epochs=20))
+    play(toy, agent, 0, penalty=False)
+    before = weights(agent)
+    metrics = agent.update()
+    assert metrics.kl_stops == 1
+    assert metrics.optimizer_steps > 0
+    assert metrics.learning_rate < 0.1
+    assert any(not torch.equal(t, before[name]) for name, t in weights(agent).items() if "value" not in name)
+
+
 def test_the_learning_rate_follows_its_schedule(toys) -> None:
     toy, agent = make(toys, PPOConfig(lr=1e-3, lr_end=0.0, anneal_updates=4, epochs=1))
     seen = []
@@ -244,10 +309,28 @@ class TestCheckpoint:
     @pytest.mark.parametrize("missing", ["popart", "updates", "seed", "config"])
     def test_missing_fields_are_named(self, toys, missing: str) -> None:
         tensors, meta = make(toys)[1].state()
-        with pytest.raises(StructureError, match=rf"field header\.{missing} is missing"):
+        with pytest.raises(StructureError, match=rf"field {missing} is missing"):
             PPOAgent.from_state(
                 tensors, {k: v for k, v in meta.items() if k != missing}, feature_schema=FEATURES
             )
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"updates": "7"}, "updates is '7': expected `int`"),
+            ({"num_envs": 0}, "num_envs is 0: expected `int` >= 1"),
+            ({"config": None}, "config is null"),
+            ({"config": {"clip": 0.2}}, r"field config\.gamma is missing"),
+            ({"popart": {"mean": [], "var": 1.0, "count": -1.0, "decay": 1.0}}, r"popart\.count is -1\.0"),
+            ({"schema": [1]}, r"schema is \[1\]"),
+            ({"version": 9}, "version is 9, written by a newer Esper"),
+            ({"colour": 1}, "field colour is unknown"),
+        ],
+    )
+    def test_wrong_fields_are_named(self, toys, change, message: str) -> None:
+        tensors, meta = make(toys)[1].state()
+        with pytest.raises(StructureError, match=message):
+            PPOAgent.from_state(tensors, meta | change, feature_schema=FEATURES)
 
     @pytest.mark.parametrize("name", ["network.value_out.bias", "adam.exp_avg.value_out.bias"])
     def test_missing_or_misshapen_tensors_are_named(self, toys, name: str) -> None:

@@ -82,10 +82,7 @@ def report(
         alpha_velocity=0.0,
         alpha_algorithm=AlphaAlgorithm.ADD,
         tempo_epochs=3,
-        can_advance=False,
-        can_fossilize=False,
-        can_retarget=False,
-        can_prune=False,
+        vetoes={},
         metrics=SeedMetrics(epochs_total=age, params=params, host_params=HOST, boost_received=boost),
     )
 

@@ -58,7 +58,7 @@ def test_seed_gradients_agree_with_what_each_seed_is_told() -> None:
     for slot_id, row in (("r0c0", 2), ("r0c0", 5), ("r0c1", 2)):
         seed = model.seed_in(slot_id, row)
         assert seed is not None
-        seed.metrics.gradient_ratio = None  # a first measurement is not smoothed
+        seed.update_metrics(gradient_ratio=None)  # a first measurement is not smoothed
         model.record_gradients(optimizer.stats)
         assert seed.metrics.gradient_norm == float(norms[slot_id][row]) > 0
         assert seed.metrics.gradient_ratio == pytest.approx(float(ratios[slot_id][row]), rel=1e-5)

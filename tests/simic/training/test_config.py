@@ -16,7 +16,7 @@ from esper.leyline import EsperError, GateLevel, Incubation, RewardFamily, Rewar
 from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
-from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, resolve
+from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, limits, resolve
 
 UNLIKE_DEFAULTS: dict[str, Any] = {
     "task": "digits_scale",
@@ -178,7 +178,7 @@ def test_a_bad_value_is_shown(name: str, value: Any) -> None:
         ({"policy": "pppo"}, ["'pppo'", "did you mean ppo?", "heuristic, random, wait"]),
         ({"amp": "fp61"}, ["'fp61'", "did you mean fp16?", "off, bf16"]),
         ({"reward": {"mode": "shapd"}}, ["reward.mode", "'shapd'", "did you mean shaped?", "basic_plus"]),
-        ({"ppo": {"lrr": 1}}, ["ppo", "'lrr'", "did you mean lr?", "gamma"]),
+        ({"ppo": {"lrr": 1}}, ["'ppo.lrr'", "did you mean ppo.lr?", "ppo.gamma"]),
         ({"ppo": {"lr": "fast"}}, ["ppo.lr", "'fast'", "a finite number"]),
         ({"ppo": {"value_coef": float("inf")}}, ["ppo.value_coef", "inf"]),
         ({"governor": {"panics": 1.5}}, ["governor.panics", "1.5", "a whole number"]),
@@ -211,7 +211,7 @@ def test_a_bad_word_is_shown_with_what_is_allowed(fields: dict[str, Any], parts:
         (["g0", "g1, g2, g3"], {"auto_forward_gates": ("g0",)}),
         (["g1, g1", "each once"], {"auto_forward_gates": ("g1", "g1")}),
         (["anneal_fraction is 1.5"], {"anneal_fraction": 1.5}),
-        (["anneal_fraction is -1.0"], {"anneal_fraction": -1}),
+        (["anneal_fraction is -1,"], {"anneal_fraction": -1}),
         (["resume auto", "telemetry_dir"], {"resume": "auto"}),
         (["gpu_preload", "cpu, cuda:0"], {"gpu_preload": True, "devices": ("cpu", "cuda:0")}),
         (["rent_curriculum 0.5", "loss"], {"rent_curriculum": 0.5, "reward_family": "loss"}),
@@ -346,7 +346,7 @@ auto_forward_gates: []
         ("rounds:", ["rounds is ''", "whole number"]),
         ("rounds: many", ["rounds is 'many'"]),
         ("rounds: [3]", ["rounds is ['3']"]),
-        ("[1, 2]: 3", ["is no name"]),
+        ("[1, 2]: 3", ["is not a name"]),
         ("- rounds", ["['rounds']", "settings by name"]),
         ("rounds: {a: b", ["line 1"]),
         ("", ["holds None"]),
@@ -375,6 +375,65 @@ def test_a_bad_json_file(name: str, text: str, part: str, tmp_path: Path) -> Non
         resolve(file=write(tmp_path / name, text))
     assert str(tmp_path / name) in str(error.value)
     assert part in str(error.value)
+
+
+LAUGHS = "\n".join(
+    ["a0: &a0 [lol, lol]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("run.json", "[" * 5_000 + "]" * 5_000, "nested too deeply"),
+        ("run.yaml", "[" * 5_000 + "]" * 5_000, "nested too deeply"),
+        ("run.json", '{"rounds": 1' + "0" * 5_000 + "}", "digits"),
+        ("run.yaml", f"slots: [{LAUGHS.splitlines()[0][4:]}]", "slots is"),
+        ("run.yaml", LAUGHS, "unknown key 'a0'"),
+        ("run.yaml", LAUGHS.replace("a9:", "slots:"), "unknown key 'a0'"),
+        ("run.json", '{"task": "\\ud800"}', "task is '\\ud800'"),
+        ("run.json", '{"telemetry_dir": "a\\u0000b"}', "control characters"),
+        ("run.json", '{"seed": 100000000000000000000}', "from 0 to 9,223,372,036,854,775,807"),
+    ],
+)
+def test_a_hostile_file_is_refused_at_once_with_a_short_message(
+    name: str, text: str, part: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EsperError) as error:
+        resolve(file=write(tmp_path / name, text))
+    assert part in str(error.value)
+    assert len(str(error.value)) < 3_000
+
+
+def test_aliases_of_aliases_are_not_printed_in_full(tmp_path: Path) -> None:
+    """Nine levels of nine aliases are 387 million items."""
+    levels = "[&a0 [lol], " + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))
+    with pytest.raises(EsperError, match="slots is") as error:
+        resolve(file=write(tmp_path / "run.yaml", f"slots: {levels}]"))
+    assert len(str(error.value)) < 1_000
+
+
+@pytest.mark.parametrize("path", [path for path in LEAVES if limits(path)])
+def test_every_number_has_an_upper_limit_that_the_message_states(path: str) -> None:
+    _, high = limits(path)  # type: ignore[misc]
+    for text in ("1e300", "9" * 25, "nan", "inf"):
+        with pytest.raises(EsperError, match=f"flag: {path} is .*, must be a .* from .* to {int(high):,}"):
+            resolve(flags={path: text})
+
+
+def test_sections_given_as_objects_are_checked_as_well() -> None:
+    refused("ppo.value_coef", "to 1,000,000", ppo=PPOConfig(value_coef=1e9))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**5_000, "x" * 10**6, [["y" * 1_000] * 1_000] * 1_000],
+    ids=["number", "text", "list"],
+)
+def test_long_values_are_shown_shortened(value: Any) -> None:
+    with pytest.raises(EsperError, match="rounds is") as error:
+        TrainingConfig(rounds=value)
+    assert len(str(error.value)) < 1_000
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

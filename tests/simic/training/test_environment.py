@@ -155,6 +155,8 @@ def test_a_disaster_at_any_epoch_is_undone(when) -> None:
         if epoch == when:
             assert seen.panics[1].reason is PanicReason.NON_FINITE
             assert not result.valid[1]
+            assert result.penalties == [(1, -task.objective.rollback_price)]
+            assert victim.train_total > 0, "what the epoch measured in training stays"
             now = snapshot_row(env.groups[0].model, victim.row, committed_only=True)
             assert all(torch.equal(now.tensors[name], kept.tensors[name]) for name in now.tensors)
             state = env.groups[0].optimizer.row_state(victim.row)
@@ -165,6 +167,7 @@ def test_a_disaster_at_any_epoch_is_undone(when) -> None:
             )
         else:
             assert not seen.panics
+            assert result.penalties == []
     outcome = env.ledger.outcomes[1]
     assert len(env.ledger.outcomes) == 4
     assert (outcome.env_id, outcome.rollbacks) == (1, 1)

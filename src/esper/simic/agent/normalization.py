@@ -6,14 +6,16 @@ Statistics are float64 and their state is plain JSON, so a stored and restored n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper._files import decode
 from esper.leyline import EsperError, StructureError
 
 Array = npt.NDArray[np.float64]
@@ -25,23 +27,37 @@ def _as_array(values: npt.ArrayLike | Tensor) -> Array:
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
         raise EsperError(
-            f"statistics of a batch with {np.count_nonzero(~np.isfinite(array))} non-finite values of {array.size}"
+            f"statistics of a batch with {np.count_nonzero(~np.isfinite(array))} non-finite values "
+            f"of {array.size}"
         )
     return array
 
 
-def _read(state: Mapping[str, Any], owner: object, *names: str) -> list[Any]:
-    if set(state) != set(names):
-        raise StructureError(
-            f"{type(owner).__name__}: state has fields {sorted(state)}, needs {sorted(names)}"
-        )
-    return [state[name] for name in names]
+NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanStdState:
+    """The state of a RunningMeanStd."""
+
+    mean: float | list[float]
+    var: float | list[float]
+    count: NonNegative
+    decay: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardScaleState:
+    """The state of a RewardNormalizer."""
+
+    mean_square: NonNegative
+    count: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class RunningMeanStd:
     """Mean and population variance of a stream of batches, merged exactly (Chan et al.).
 
-    `decay` < 1 shrinks the weight of everything seen before each batch; 1 forgets nothing.
+    `decay` is the factor on the weight of earlier batches at each new batch; 1 keeps them all.
     """
 
     def __init__(self, shape: tuple[int, ...] = (), *, decay: float = 1.0) -> None:
@@ -53,12 +69,11 @@ class RunningMeanStd:
         self.count = 0.0
 
     def update(self, values: npt.ArrayLike | Tensor) -> None:
-        """Take in a batch [N, *shape]; an empty batch changes nothing."""
+        """Add a batch [N, *shape]; an empty batch changes nothing."""
         batch = _as_array(values)
         if batch.shape[1:] != self.mean.shape:
-            raise EsperError(
-                f"RunningMeanStd: batch of shape {batch.shape}, needs (N, {', '.join(map(str, self.mean.shape))})"
-            )
+            needed = ", ".join(["N", *map(str, self.mean.shape)])
+            raise EsperError(f"RunningMeanStd: batch of shape {batch.shape}, needs ({needed})")
         if not len(batch):
             return
         mean, var, old = batch.mean(axis=0), batch.var(axis=0), self.count * self.decay
@@ -79,21 +94,23 @@ class RunningMeanStd:
             "decay": self.decay,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        mean, var, count, decay = _read(state, self, "mean", "var", "count", "decay")
-        if np.shape(mean) != self.mean.shape:
-            raise StructureError(
-                f"RunningMeanStd: mean has shape {np.shape(mean)} in the state and {self.mean.shape} here"
-            )
-        self.mean, self.var = np.asarray(mean, dtype=np.float64), np.asarray(var, dtype=np.float64)
-        self.count, self.decay = float(count), float(decay)
+    def load_state_dict(self, state: object) -> None:
+        stored = decode(MeanStdState, state, "RunningMeanStd")
+        mean, var = np.asarray(stored.mean, dtype=np.float64), np.asarray(stored.var, dtype=np.float64)
+        for name, array in (("mean", mean), ("var", var)):
+            if array.shape != self.mean.shape or not np.isfinite(array).all():
+                raise StructureError(
+                    f"RunningMeanStd: {name} has shape {array.shape} in the state, must be finite numbers of "
+                    f"shape {self.mean.shape}"
+                )
+        self.mean, self.var, self.count, self.decay = mean, var, stored.count, stored.decay
 
 
 class RewardNormalizer:
     """A positive scale for rewards: their root mean square over all rounds so far.
 
-    No mean is taken away and nothing is clipped, so the best policy stays the best. The scale moves only in
-    `update`, between rounds: within one, every env and step is scaled alike, in whatever order they come."""
+    No mean is subtracted and nothing is clipped, so the best policy stays the best. The scale changes only in
+    `update`, between rounds, so all envs and steps of a round have the same scale."""
 
     def __init__(self) -> None:
         self.mean_square = 0.0
@@ -107,7 +124,7 @@ class RewardNormalizer:
         return reward / self.scale
 
     def update(self, rewards: npt.ArrayLike | Tensor) -> None:
-        """Take in the raw rewards of a finished round."""
+        """Add the raw rewards of a finished round."""
         batch = _as_array(rewards)
         if batch.size:
             self.count += batch.size
@@ -116,24 +133,22 @@ class RewardNormalizer:
     def state_dict(self) -> dict[str, Any]:
         return {"mean_square": self.mean_square, "count": self.count}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        mean_square, count = _read(state, self, "mean_square", "count")
-        if not (math.isfinite(mean_square) and mean_square >= 0 and count >= 0):
-            raise StructureError(
-                f"RewardNormalizer: mean_square {mean_square} and count {count} must be finite and 0 or more"
-            )
-        self.mean_square, self.count = float(mean_square), int(count)
+    def load_state_dict(self, state: object) -> None:
+        stored = decode(RewardScaleState, state, "RewardNormalizer")
+        if not math.isfinite(stored.mean_square):
+            raise StructureError(f"RewardNormalizer: mean_square is {stored.mean_square}, must be finite")
+        self.mean_square, self.count = stored.mean_square, stored.count
 
 
 class PopArt:
-    """Keeps a value head's targets near zero mean and unit scale while its outputs stay what they were (van
-    Hasselt et al.).
+    """Keeps a value head's targets near zero mean and unit scale without changing its outputs (van Hasselt et
+    al.).
 
     `out` is the head's last layer; V = mean + scale·out(x), with `mean` and `scale` the network's own
     buffers."""
 
     MIN_SCALE = 1e-3
-    """Constant returns would otherwise divide the value error by nothing."""
+    """Least scale; the scale of constant returns would be 0."""
 
     def __init__(self, out: nn.Linear, mean: Tensor, scale: Tensor, *, decay: float = 0.9) -> None:
         self.out, self.mean, self.scale = out, mean, scale
@@ -144,7 +159,7 @@ class PopArt:
 
     @torch.no_grad()
     def update(self, returns: Tensor) -> None:
-        """Take in returns [N], then rescale the last layer so that every value comes out as before."""
+        """Add returns [N], then rescale the last layer so that every value stays the same."""
         self.statistics.update(returns)
         if not self.statistics.count:
             return

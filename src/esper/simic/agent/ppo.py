@@ -1,20 +1,23 @@
-"""The PPO agent: acts for a batch of envs, learns from the rollout that it stored, and can be saved whole and
-restored.
+"""The PPO agent: acts for a batch of envs, trains on its stored rollout, and can be saved and restored
+exactly.
 
-Shapes: E envs, T steps, S slots. Given the same seed, weights and rollouts, every update is bit-identical:
-minibatch order comes from a stream that is named by the number of the update."""
+Shapes: E envs, T steps, S slots. Given the same random seed, weights and rollouts, every update is
+bit-identical: the minibatch order comes from a stream named by the number of the update."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
+from esper._archive import load_tensors, read_archive, require_equal, write_archive
+from esper._files import check_version, decode
 from esper.leyline import (
     HEAD_NAMES,
     ActionMasks,
@@ -24,7 +27,7 @@ from esper.leyline import (
     StructureError,
     stream_seed,
 )
-from esper.simic.agent.normalization import PopArt
+from esper.simic.agent.normalization import MeanStdState, PopArt
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.agent.ppo_update import (
     LoopResult,
@@ -35,23 +38,42 @@ from esper.simic.agent.ppo_update import (
     masked_mean,
     normalize_advantages,
     optimize,
-    without_luck,
+    subtract_twin_baseline,
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
-from esper.tamiyo.policy import (
-    RecurrentPolicy,
-    load_tensors,
-    read_archive,
-    require_equal,
-    require_fields,
-    write_archive,
-)
+from esper.tamiyo.policy import RecurrentPolicy
 
 __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
+KIND = "agent"
+VERSION = 1
+"""Of the agent's state."""
 MAX_SKIPPED_STEPS = 3
-"""So many non-finite steps, without an update free of them in between, stop the training."""
+"""Number of non-finite steps that ends the training; an update without one resets the count."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHeader:
+    """The JSON part of an agent's state; `num_slots` and the sizes are those of its rollout buffer."""
+
+    kind: Literal["agent"]
+    version: int
+    schema: dict[str, Any]
+    config: PPOConfig
+    seed: int
+    num_envs: Size
+    num_steps: Size
+    num_slots: Size
+    twins: Size
+    buffer_length: Count
+    updates: Count
+    imitations: Count
+    skipped_steps: Count
+    popart: MeanStdState
 
 
 class PPOAgent:
@@ -71,8 +93,8 @@ class PPOAgent:
         seed: int,
         twins: int = 1,
     ) -> None:
-        """So many successive envs are `twins`: they live in the same world, and only decisions tell them
-        apart."""
+        """`twins`: number of consecutive envs that share initial weights, data and condition, so that only
+        their actions differ."""
         if num_envs % twins:
             raise EsperError(f"PPOAgent: {num_envs} envs are no multiple of {twins} twins")
         self.policy, self.config, self.seed, self.twins = policy, config, seed, twins
@@ -150,18 +172,18 @@ class PPOAgent:
         reset: Tensor,
         valid: Tensor | None = None,
     ) -> None:
-        """Store a sampled step with what came of it; see RolloutBuffer.add."""
+        """Store a sampled step with its reward; see RolloutBuffer.add."""
         self.buffer.add(
             obs, masks, step, reward=reward, terminal=terminal, reset=reset, epsilon=self.epsilon, valid=valid
         )
 
     def update(self, *, imitate: bool = False) -> PPOUpdateMetrics:
-        """Learn from the stored rollout and empty the buffer; `imitate`: to do what was done in it, whatever
-        came of it."""
+        """Train on the stored rollout and empty the buffer. With `imitate` the actions are imitated and the
+        rewards ignored."""
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         self.popart.update(returns[batch.valid])
-        advantages = without_luck(advantages, batch.valid, self.twins)
+        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins)
         normalized_advantages, advantage_std = normalize_advantages(
             advantages,
             batch.choice,
@@ -193,7 +215,9 @@ class PPOAgent:
     def _metrics(
         self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float
     ) -> PPOUpdateMetrics:
-        valid, seen = batch.valid, loop.measured
+        valid, initial = batch.valid, loop.initial
+        # Without a kept step the policy is the one from before, which `initial` describes.
+        seen = loop.measured if loop.optimizer_steps else {name: [value] for name, value in initial.items()}
         return_mean = masked_mean(returns, valid)
         return PPOUpdateMetrics(
             update=self.updates + 1,
@@ -219,7 +243,7 @@ class PPOAgent:
             approx_kl_max=max(*seen["approx_kl"], loop.stop_kl or 0.0),
             ratio_max=max(seen["ratio_max"]),
             ratio_min=min(seen["ratio_min"]),
-            log_prob_drift=seen["log_prob_drift"][0],
+            log_prob_drift=initial["log_prob_drift"],
             grad_norm_max=max(seen["grad_norm"]),
             optimizer_steps=loop.optimizer_steps,
             skipped_steps=loop.skipped_steps,
@@ -233,13 +257,13 @@ class PPOAgent:
         )
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything the agent is, as tensors and JSON, for a file of its own or a part of a larger
-        checkpoint."""
+        """The whole agent as tensors and JSON, for a file of its own or as part of a checkpoint."""
         tensors = {f"network.{name}": t for name, t in self.policy.network.state_dict().items()}
         tensors |= {f"adam.{name}": t for name, t in self._adam_tensors().items()}
         tensors |= {f"buffer.{name}": t for name, t in self.buffer.state_tensors().items()}
         return tensors, {
-            "kind": "agent",
+            "kind": KIND,
+            "version": VERSION,
             "schema": self.policy.schema(),
             "config": asdict(self.config),
             "seed": self.seed,
@@ -273,30 +297,12 @@ class PPOAgent:
         device: str = "cpu",
         origin: object = "agent state",
     ) -> PPOAgent:
-        """The agent that `state` described; `config`, where given, must agree with it field by field."""
-        require_fields(
-            origin,
-            "header",
-            meta,
-            (
-                "kind",
-                "schema",
-                "config",
-                "seed",
-                "num_envs",
-                "num_steps",
-                "num_slots",
-                "twins",
-                "buffer_length",
-                "updates",
-                "imitations",
-                "skipped_steps",
-                "popart",
-            ),
-        )
-        require_fields(origin, "config", meta["config"], asdict(PPOConfig()))
-        for name, value in asdict(config).items() if config else ():
-            require_equal(origin, f"config.{name}", meta["config"][name], value)
+        """Rebuild the agent from its `state`; `config`, if given, must equal the stored one."""
+        check_version(meta, VERSION, origin)
+        header = decode(AgentHeader, meta, origin, complete=True)
+        if config is not None:
+            for name, value in asdict(config).items():
+                require_equal(origin, f"config.{name}", getattr(header.config, name), value)
         parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "buffer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
@@ -306,25 +312,22 @@ class PPOAgent:
                 )
             parts[part][rest] = tensor
         policy = RecurrentPolicy.rebuild(
-            parts["network"], meta["schema"], origin=origin, feature_schema=feature_schema, device=device
+            parts["network"], header.schema, origin=origin, feature_schema=feature_schema, device=device
         )
         agent = cls(
             policy,
-            PPOConfig(**meta["config"]),
-            num_envs=meta["num_envs"],
-            num_steps=meta["num_steps"],
-            num_slots=meta["num_slots"],
-            seed=meta["seed"],
-            twins=meta["twins"],
+            header.config,
+            num_envs=header.num_envs,
+            num_steps=header.num_steps,
+            num_slots=header.num_slots,
+            seed=header.seed,
+            twins=header.twins,
         )
-        agent.updates, agent.imitations, agent.skipped_steps = (
-            meta["updates"],
-            meta["imitations"],
-            meta["skipped_steps"],
-        )
+        agent.updates, agent.imitations = header.updates, header.imitations
+        agent.skipped_steps = header.skipped_steps
         agent.popart.statistics.load_state_dict(meta["popart"])
         agent._load_adam(origin, parts["adam"])
-        agent.buffer.load_state_tensors(meta["buffer_length"], parts["buffer"])
+        agent.buffer.load_state_tensors(header.buffer_length, parts["buffer"])
         return agent
 
     def _load_adam(self, origin: object, stored: Mapping[str, Tensor]) -> None:
@@ -349,9 +352,9 @@ class PPOAgent:
         config: PPOConfig | None = None,
         device: str = "cpu",
     ) -> PPOAgent:
-        """Restore a saved agent whole; a file that is damaged, foreign or of other settings is refused by
-        name."""
-        tensors, meta = read_archive(path, kind="agent")
+        """Restore a saved agent. A file that is damaged, of another kind or of other settings is an error
+        that names the difference."""
+        tensors, meta = read_archive(path, kind=KIND)
         return cls.from_state(
             tensors, meta, feature_schema=feature_schema, config=config, device=device, origin=path
         )

@@ -7,6 +7,7 @@ Shapes: E envs, T steps. `where` marks the rows that count; sums over rows are d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,18 +114,17 @@ def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor
     return advantages, advantages + batch.value
 
 
-def without_luck(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
-    """Each advantage less the mean of its twins' at the same step: what befell all of them is not what one of
-    them did.
+def subtract_twin_baseline(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
+    """Subtract from each advantage the mean advantage of the env's other twins at the same step.
 
-    A twin that did not decide there does not count; without another one an advantage stays as it is."""
+    Twins share initial weights, data and condition, so their mean is a baseline for everything that does not
+    depend on the env's own actions. Only twins marked in `where` count; without one the advantage stays."""
     if twins == 1:
         return advantages
-    grouped, counts = (
-        torch.where(where, x, 0.0).unflatten(0, (-1, twins))
-        for x in (advantages, torch.ones_like(advantages))
-    )
-    others, number = grouped.sum(1, keepdim=True) - grouped, counts.sum(1, keepdim=True) - counts
+    grouped = torch.where(where, advantages, 0.0).unflatten(0, (-1, twins))
+    counts = where.to(advantages.dtype).unflatten(0, (-1, twins))
+    others = grouped.sum(1, keepdim=True) - grouped
+    number = counts.sum(1, keepdim=True) - counts
     return advantages - (others / number.clamp(min=1)).flatten(0, 1)
 
 
@@ -170,11 +170,15 @@ def explained_variance(value: Tensor, returns: Tensor, where: Tensor) -> float:
 class LoopResult:
     """What the minibatch loop measured."""
 
-    measured: dict[str, list[float]]  # one value per minibatch; a NaN if all were skipped
+    measured: dict[str, list[float]]
+    """One value per optimizer step that was kept; a step that was undone has none."""
+    initial: dict[str, float]
+    """Measured before any step: on the first minibatch that was finite, or on the last if none was."""
     optimizer_steps: int
+    """Steps that were kept."""
     skipped_steps: int
     stop_kl: float | None
-    """The KL estimate that ended the loop, if one did."""
+    """Largest KL estimate that undid a step; None if none was undone."""
 
 
 def _by_head(name: str, x: Tensor, where: Tensor) -> dict[str, Tensor]:
@@ -223,6 +227,28 @@ def minibatch_loss(
     return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
 
 
+class _StepBackup:
+    """Everything that an optimizer step changes: weights, Adam's moments and its step counts."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        self._parameters, self._optimizer = parameters, optimizer
+        self._weights: list[Tensor] = []
+        self._states: list[dict[str, Tensor]] = []
+
+    def save(self) -> None:
+        self._weights = [parameter.detach().clone() for parameter in self._parameters]
+        self._states = [
+            {name: value.clone() for name, value in self._optimizer.state[parameter].items()}
+            for parameter in self._parameters
+        ]
+
+    def restore(self) -> None:
+        for parameter, weights, state in zip(self._parameters, self._weights, self._states, strict=True):
+            parameter.data.copy_(weights)
+            # Before the first step of its life a parameter has no state, and must have none again.
+            self._optimizer.state[parameter] = state
+
+
 def optimize(
     policy: RecurrentPolicy,
     optimizer: torch.optim.Optimizer,
@@ -236,28 +262,25 @@ def optimize(
     skip_budget: int,
     imitate: bool = False,
 ) -> LoopResult:
-    """K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
+    """Run K epochs over minibatches of whole env rows, each unrolled from its stored hidden state.
 
-    A minibatch whose loss or gradient norm is not finite is skipped, and the first one's gradients are left
-    on the parameters; `skip_budget` of them raise. A step after which the next minibatch sees a KL above 1.5
-    times the target is taken back, and the loop ends: near-deterministic policies with a memory can be
-    destroyed by one step, and a limit that is only noticed afterwards would not prevent it."""
+    A minibatch whose loss or gradient norm is not finite is skipped, and the gradients of the first such
+    minibatch stay on the parameters; `skip_budget` of them raise an error.
+
+    If the next minibatch measures a KL above 1.5 times the target, the last step is undone (weights and
+    optimizer state): one step can destroy a near-deterministic policy with a memory, so noticing the limit
+    is not enough. The loop then ends, unless no step is left. In that case it goes on at half the step size:
+    with unchanged moments the next update would only try the same step again, and learning would stall."""
     parameters = list(policy.network.parameters())
-    before_step = [torch.empty_like(p) for p in parameters]
-    generator = torch.Generator().manual_seed(seed)
-    num_envs = len(advantages)
-    order = [
-        rows.to(advantages.device)
-        for _ in range(config.epochs)
-        for rows in torch.randperm(num_envs, generator=generator).tensor_split(
-            min(config.minibatches, num_envs)
-        )
-    ]
-    log: list[dict[str, float]] = []
-    steps = skipped = 0
+    backup = _StepBackup(parameters, optimizer)
+    order = _minibatch_rows(config, num_envs=len(advantages), seed=seed, device=advantages.device)
+    kept: list[dict[str, float]] = []
+    initial: dict[str, float] | None = None
+    skipped = 0
     stop_kl: float | None = None
-    broken: list[Tensor | None] | None = None
-    for i, rows in enumerate([*order, order[0]]):  # the last one only checks the last step
+    broken_gradients: list[Tensor | None] | None = None
+    values: dict[str, float] = {}
+    for i, rows in enumerate([*order, order[0]]):  # the last pass only checks the last step
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(
@@ -272,15 +295,17 @@ def optimize(
                 entropy_coef=entropy_coef,
                 imitate=imitate,
             )
-        if (
-            steps
-            and config.target_kl is not None
-            and (kl := measured["approx_kl"].item()) > 1.5 * config.target_kl
-        ):
-            for parameter, saved in zip(parameters, before_step, strict=True):
-                parameter.data.copy_(saved)
-            stop_kl, steps = kl, steps - 1
-            break
+        if kept and config.target_kl is not None:
+            kl = measured["approx_kl"].item()
+            if kl > 1.5 * config.target_kl:
+                backup.restore()
+                kept.pop()
+                stop_kl = max(kl, stop_kl or 0.0)
+                if kept:
+                    break
+                for group in optimizer.param_groups:
+                    group["lr"] /= 2
+                continue
         if i == len(order):
             break
         optimizer.zero_grad(set_to_none=True)
@@ -290,20 +315,38 @@ def optimize(
         values = dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             skipped += 1
-            broken = broken or [p.grad for p in parameters]
+            if broken_gradients is None:
+                broken_gradients = [p.grad for p in parameters]
             if skipped >= skip_budget:
                 raise NonFiniteUpdateError(
-                    f"env rows {rows.tolist()}: loss {values['loss']}, gradient norm {values['grad_norm']}; {skipped} steps "
-                    "skipped; look for NaN or infinity in rewards and observations of these envs, or lower lr"
+                    f"env rows {rows.tolist()}: loss {values['loss']}, gradient norm {values['grad_norm']}; "
+                    f"{skipped} steps skipped; look for NaN or infinity in rewards and observations of these "
+                    "envs, or lower lr"
                 )
             continue
         nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
-        log.append(values)
-        for parameter, saved in zip(parameters, before_step, strict=True):
-            saved.copy_(parameter.data)
+        if initial is None:
+            initial = values
+        backup.save()
         optimizer.step()
-        steps += 1
-    for parameter, gradient in zip(parameters, broken or (), strict=False):  # for whoever asks what was wrong
-        parameter.grad = gradient
-    by_name = {name: [values[name] for values in log] or [math.nan] for name in (*measured, "grad_norm")}
-    return LoopResult(by_name, optimizer_steps=steps, skipped_steps=skipped, stop_kl=stop_kl)
+        kept.append(values)
+    if broken_gradients is not None:  # diagnostics read them after the update
+        for parameter, gradient in zip(parameters, broken_gradients, strict=True):
+            parameter.grad = gradient
+    return LoopResult(
+        {name: [step[name] for step in kept] for name in values},
+        initial=values if initial is None else initial,
+        optimizer_steps=len(kept),
+        skipped_steps=skipped,
+        stop_kl=stop_kl,
+    )
+
+
+def _minibatch_rows(config: PPOConfig, *, num_envs: int, seed: int, device: torch.device) -> list[Tensor]:
+    """Env rows of each minibatch, all epochs in a row, each epoch in an order of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[Tensor] = []
+    for _ in range(config.epochs):
+        shuffled = torch.randperm(num_envs, generator=generator).to(device)
+        rows.extend(shuffled.tensor_split(min(config.minibatches, num_envs)))
+    return rows

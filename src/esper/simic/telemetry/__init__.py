@@ -13,7 +13,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "collect_seed_gradients_async",
             "collect_seed_gradients_only_async",
         ),
-        "esper.simic.sensors": ("GrowthProbe", "GrowthSensors"),
         "esper.simic.telemetry.telemetry_config": ("TelemetryConfig", "TelemetryLevel"),
     },
 )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.optim import GradientStats, PopulationOptimizer
+from esper.kasmina.seed import MAX_GRADIENT_RATIO
 from esper.leyline import EsperError
-from esper.leyline.reports import MAX_GRADIENT_RATIO
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 
 

@@ -1,13 +1,13 @@
 """The action transaction: decode → validate → preflight → apply → tick → reward → record, for every env in
 turn.
 
-A panicking env is rolled back instead; its last stored row pays for it. Legality here and in the masks is the
-same, so an unmasked action always executes."""
+A panicking env is rolled back instead, and the penalty for it is returned with the result. Legality here and
+in the masks is the same, so an unmasked action always executes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from esper.leyline import (
@@ -45,12 +45,13 @@ from esper.tolaria import preflight
 
 if TYPE_CHECKING:
     from esper.simic.rewards import RewardComponentsTelemetry
-    from esper.simic.training.parallel_env_state import ParallelEnvState
+    from esper.simic.training.counterfactual_eval import Validation
+    from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRules:
-    """What holds for the whole run."""
+    """Rules that hold for the whole run. Without a reward, every step is paid nothing."""
 
     slot_config: SlotConfig
     blueprints: frozenset[BlueprintAction]
@@ -61,11 +62,7 @@ class ActionRules:
     max_seeds: int = 0
     reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
-    """What a rollback adds to the last stored row of an env (by index)."""
-    charge: Callable[[int, float], None] | None = None
-    """Adds an amount to an env's last stored row and ends its segment there."""
-    revalidate: Callable[[ParallelEnvState], None] | None = None
-    """Measures a restored network anew, where a rollback in the last epoch leaves no other chance to."""
+    """Components of the penalty for a rollback, by env index. None charges the objective's price alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +70,39 @@ class ActionContext:
     """One epoch: its rules, its envs, and which of them panic."""
 
     rules: ActionRules
-    envs: Sequence[ParallelEnvState]
+    groups: Sequence[EnvGroup]
+    validation: Validation
+    """Measures a network again that was rolled back in the last epoch, before its episode is closed."""
     epoch: int
     panics: Mapping[int, GovernorReport]
     cut_after: bool = False
     """The rollout ends with this step, the episode does not."""
 
+    @property
+    def members(self) -> list[tuple[ParallelEnvState, EnvGroup]]:
+        """Every env with its group, in env order."""
+        pairs = [(env, group) for group in self.groups for env in group.envs]
+        return sorted(pairs, key=lambda pair: pair[0].env_idx)
+
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What happened. The `post_action_*` lists are filled where a rollout is cut, in the order of the
-    targets."""
+    """What happened, in env order. The `post_action_*` lists are filled where a rollout is cut, in the order
+    of the targets."""
 
-    outcomes: list[ActionOutcome]
-    rewards: list[float]
-    components: list[RewardComponentsTelemetry | None]
-    """What each reward is made of; where an env was rolled back, what that added to its last stored row."""
-    valid: list[bool]
-    truncated_bootstrap_targets: list[tuple[int, int]]
-    post_action_signals: list[TrainingSignals]
-    post_action_slot_reports: list[dict[str, SeedStateReport]]
-    post_action_masks: list[ActionMasks]
+    outcomes: list[ActionOutcome] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    components: list[RewardComponentsTelemetry | None] = field(default_factory=list)
+    """The parts of each reward; where an env was rolled back, the parts of its penalty."""
+    valid: list[bool] = field(default_factory=list)
+    """False where an env was rolled back: it made no decision in this epoch."""
+    penalties: list[tuple[int, float]] = field(default_factory=list)
+    """(env, amount) of each rollback. The amount belongs to the env's last decision before this epoch, which
+    becomes terminal."""
+    truncated_bootstrap_targets: list[tuple[int, int]] = field(default_factory=list)
+    post_action_signals: list[TrainingSignals] = field(default_factory=list)
+    post_action_slot_reports: list[dict[str, SeedStateReport]] = field(default_factory=list)
+    post_action_masks: list[ActionMasks] = field(default_factory=list)
 
 
 def parse_sampled_action(
@@ -146,10 +155,10 @@ def execute_actions(
     episode_outcomes: list[EpisodeOutcome],
     env_rollback_occurred: list[bool],
 ) -> ActionResult:
-    """Carry out one sampled action per env. The keyword lists are indexed by env (or appended to) and changed
-    in place."""
-    result = ActionResult([], [], [], [], [], [], [], [])
-    for env, indices in zip(context.envs, actions, strict=True):
+    """Carry out one sampled action per env. The keyword lists are changed in place: those named `env_*` are
+    indexed by env; both lists of episodes receive the same outcome, once per finished episode."""
+    result = ActionResult()
+    for (env, group), indices in zip(context.members, actions, strict=True):
         spec = parse_sampled_action(
             env.env_idx,
             indices,
@@ -160,13 +169,18 @@ def execute_actions(
         )
         panicked = env.env_idx in context.panics
         env_rollback_occurred[env.env_idx] = panicked
+        reward = 0.0
         if panicked:
-            outcome, paid = _roll_back(env, spec, context)
+            outcome, paid, penalty = _roll_back(env, group, spec, context)
+            result.penalties.append((env.env_idx, penalty))
+            env.total_reward += penalty
         else:
             outcome = _act(env, spec, context)
             paid = _reward(env, outcome, context)
-        reward = 0.0 if panicked or paid is None else paid.total
-        env.total_reward += reward
+            if paid is not None:
+                reward = paid.total
+            env.total_reward += reward
+            env.epoch_rewards[spec.slot_id] += reward
         result.outcomes.append(outcome)
         result.rewards.append(reward)
         result.components.append(paid)
@@ -276,14 +290,12 @@ def lifecycle_event(record: LifecycleRecord, epoch: int, global_epoch: int | Non
 
 
 def _roll_back(
-    env: ParallelEnvState, spec: ActionSpec, context: ActionContext
-) -> tuple[ActionOutcome, RewardComponentsTelemetry | None]:
-    """Undo a disaster: the network goes back to its last good state, and the last stored row pays, now."""
+    env: ParallelEnvState, group: EnvGroup, spec: ActionSpec, context: ActionContext
+) -> tuple[ActionOutcome, RewardComponentsTelemetry | None, float]:
+    """Restore the network's last good state. Returns the outcome, the parts of the penalty and its amount."""
     report, rules = context.panics[env.env_idx], context.rules
     paid = None if rules.rollback_reward is None else rules.rollback_reward(env.env_idx)
     amount = -rules.objective.rollback_price if paid is None else paid.total
-    if rules.charge is not None:
-        rules.charge(env.env_idx, amount)
     records = (*env.governor.rollback(), *env.model.step_epoch())
     _count(env, records)
     _emit(env, records, context.epoch)
@@ -300,16 +312,13 @@ def _roll_back(
     env.pruned += env.fossilized - kept
     env.fossilized = kept
     env.rollbacks += 1
-    env.total_reward += amount
     env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None
     env.reset_lstm_hidden()
     if context.epoch >= rules.max_epochs:
-        assert rules.revalidate is not None, (
-            "a rollback in the last epoch needs a way to measure the restored network"
-        )
-        rules.revalidate(env)
+        context.validation.measure([group.only(env)], context.epoch)
     spec = replace(spec, op=LifecycleOp.WAIT)
-    return ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records), paid
+    outcome = ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records)
+    return outcome, paid, amount
 
 
 def measure(env: ParallelEnvState) -> EnvMeasure:
@@ -387,7 +396,7 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
     """What the cut envs would see next: the same measurements, one epoch on."""
     rules = context.rules
     wanted = {env_idx for env_idx, _ in result.truncated_bootstrap_targets}
-    for env in context.envs:
+    for env, _ in context.members:
         if env.env_idx not in wanted:
             continue
         reports = env.model.reports()

@@ -6,20 +6,19 @@ E envs, P rows of a population.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.kasmina.optim import GradientStats
+from esper.kasmina.optim import Criterion, GradientStats
 from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
-from esper.simic.sensors import GrowthProbe
+from esper.simic.sensors import GrowthProbe, registered_sensors
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
-from esper.tamiyo.features import batch_obs_to_features, stack_inputs
-
-Criterion = Callable[[Tensor, Tensor], Tensor]
+from esper.tamiyo.features import SENSORS, batch_obs_to_features, stack_inputs
 
 
 def process_train_batch(
@@ -27,7 +26,7 @@ def process_train_batch(
 ) -> None:
     """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the
     work. With `sense` the step also measures where growth would help, and is no different for it."""
-    probe = GrowthProbe() if sense else None
+    probe = GrowthProbe(group.extra_sensors) if sense else None
     group.await_transfer()
     with group.on_stream():
         if group.stream is not None:
@@ -47,7 +46,7 @@ def process_train_batch(
         if probe is not None:
             group.sensors = probe.read(
                 group.model, collect_gradient_telemetry_for_batch(group).host_norm, loss_scale=scale
-            ).packed()
+            ).named()
 
 
 def process_val_batch(
@@ -77,18 +76,22 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for group in groups:
         group.synchronize()
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
-    tallies = bring_home(
+    tallies = to_host(
         [
             tensor
             for group, measured in zip(groups, stats, strict=True)
-            for tensor in (torch.stack([group.loss_sum, group.correct]), measured.packed(), group.sensed())
+            for tensor in (
+                torch.stack([group.loss_sum, group.correct]),
+                measured.packed(),
+                torch.stack(list(group.sensed().values())),
+            )
         ]
     )
     by_kind = (tallies[::3], tallies[1::3], tallies[2::3])
     for group, measured, numbers, gradients, sensors in zip(groups, stats, *by_kind, strict=True):
         group.model.record_gradients(measured, gradients)
         for env in group.envs:
-            env.sensors = [sensor[env.row] for sensor in sensors]
+            env.sensors = {name: rows[env.row] for name, rows in zip(group.sensed(), sensors, strict=True)}
             env.train_loss = numbers[0][env.row] / group.batches
             env.train_correct = round(numbers[1][env.row])
             env.train_total = group.samples
@@ -102,19 +105,30 @@ def batch_signals_to_features(
 ) -> PolicyObservation:
     """What the policy sees of all envs: their signals, the stacked reports [E, S] and each env's sensors and
     last action."""
+    sensors = stack_sensors(env_states)
+    extra = registered_sensors([name for name in sensors if name not in SENSORS])
     return batch_obs_to_features(
         stack_inputs(
             batch_signals,
             batch_slot_reports,
-            np.array([env.sensors for env in env_states]),
+            sensors,
             last_op=[env.last_op for env in env_states],
             last_success=[env.last_success for env in env_states],
         ),
         device,
+        extra=[sensor.feature for sensor in extra],
     )
 
 
-def bring_home(tensors: Sequence[Tensor]) -> list[Any]:
+def stack_sensors(env_states: Sequence[ParallelEnvState]) -> dict[str, npt.NDArray[np.float64]]:
+    """Sensors of all envs by name, [E, S] each."""
+    return {
+        name: np.array([env.sensors[name] for env in env_states], np.float64)
+        for name in env_states[0].sensors
+    }
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Any]:
     """Any number of device tensors as nested lists, in one copy."""
     home = tensors[0].device
     flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()

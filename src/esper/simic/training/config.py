@@ -1,23 +1,24 @@
-"""The configuration of a run: every setting with its meaning, checked once; presets; and where each value
-came from.
+"""The configuration of a run: every setting with its help text and range; presets; and the origin of each
+value.
 
-Values reach a `TrainingConfig` as themselves, as JSON (`from_json`), or as text (YAML and flags, through
-`resolve`); one decoder reads them all. Nothing here knows the tasks: what a task refuses is said where the
-run is built."""
+Values reach a `TrainingConfig` as Python objects, as JSON (`from_json`) or as text (YAML and flags, through
+`resolve`). One strict decoder reads them all. This module knows no tasks: a task checks the settings that
+concern it when the run is built."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
+import msgspec
 import yaml  # type: ignore[import-untyped]
 
 from esper.kasmina.layers import check_population
@@ -31,7 +32,6 @@ from esper.leyline import (
     RewardMode,
     SlotConfig,
     allowed,
-    check_number,
 )
 from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -39,239 +39,192 @@ from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
-_LEAST = {
-    "rounds": 1,
-    "envs": 1,
-    "twins": 1,
-    "seed": 0,
-    "episode_length": 1,
-    "rollout_length": 1,
-    "batch_size": 1,
-    "steps_per_epoch": 1,
-    "val_size": 1,
-    "max_seeds": 0,
-    "hidden": 1,
-    "updates_per_round": 1,
-    "teacher_rounds": 0,
-    "teacher_updates": 1,
-    "checkpoint_every": 0,
-    "keep_last": 1,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Everything that a run is told. Lists, names of enums and mappings for sections are accepted and stored
-    as declared."""
+    """All settings of a run. The constructor also accepts lists for tuples, names for enum members and
+    mappings for sections, and stores them as declared."""
 
     task: str = "digits_shift"
-    """The world to grow in; `esper config tasks` lists them."""
+    """Name of the task, optionally with changes: digits_shift:base=8. `esper config tasks` lists them."""
     policy: Policy = "ppo"
-    """Who decides: the learned policy, the rules of thumb, uniform over legal actions, or nobody."""
+    """Policy that decides: ppo (trained), heuristic (fixed rules), random (uniform over legal actions) or
+    wait (never acts)."""
     rounds: int = 100
-    """Rounds to train; in each, every env plays one episode."""
+    """Number of training rounds. In each round, every env plays one episode."""
     envs: int = 16
-    """Networks that grow side by side."""
+    """Number of networks that are trained side by side."""
     twins: int = 1
-    """Successive envs that share a world: weights at birth, data and condition. They differ in what is
-    decided, so what luck they share is taken out of the advantages."""
+    """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
+    relative to their mean, which removes the noise that they share."""
     seed: int = 42
-    """Root of every random stream; the same seed gives the same run."""
+    """Random seed of the whole run. The same seed gives the same run."""
 
     episode_length: int | None = None
-    """Epochs of one episode; none: the task's."""
+    """Epochs per episode; none: the task's."""
     rollout_length: int | None = None
-    """Steps between two updates; none: the whole episode."""
+    """Env steps between two PPO updates; none: the whole episode."""
     batch_size: int | None = None
     """Samples per training step of one network; none: the task's."""
     steps_per_epoch: int | None = None
     """Training steps per epoch; none: the task's."""
     val_size: int | None = None
-    """Validation samples, the same for all envs; none: the task's."""
+    """Number of validation samples, the same for all envs; none: the task's."""
     slots: tuple[str, ...] | None = None
-    """Slots in which seeds may grow; none: all of the task's."""
+    """Slots in which seeds may grow, for example r0c0 r0c1; none: all slots of the task."""
     max_seeds: int = 0
-    """Most seeds that one network may hold at a time; 0: as many as it has slots."""
+    """Maximum number of seeds that one network holds at a time; 0: one for each slot."""
     permissive_gates: bool | None = None
-    """Gates that only ask for what safety needs; none: as the task says."""
+    """Whether gates check only safety instead of quality; none: as the task says."""
     auto_forward_gates: tuple[GateLevel, ...] | None = None
-    """Gates (g1, g2, g3) that the clock passes by itself as soon as they open; none: as the task says."""
+    """Gates (g1, g2, g3) that a seed passes automatically as soon as they open; none: as the task says."""
     incubation: Incubation = Incubation.SHADOW
-    """How a seed learns before it is blended: from a loss at its own output, or straight through."""
+    """How a seed is trained before it is blended in: shadow (a loss at its own output) or ste (a
+    straight-through gradient of the network's loss)."""
     data_root: str | None = None
     """Directory of the datasets; none: $ESPER_DATA or ~/.cache/esper."""
 
     devices: tuple[str, ...] = ("cpu",)
-    """Where the networks live, in turn by population; the policy lives on the first."""
+    """Devices of the networks. Populations are assigned in turn; the policy is on the first device."""
     population: int | None = None
-    """Networks fused into one graph, 1 or a multiple of 8; none: the task's."""
+    """Number of networks that are fused into one graph, 1 or a multiple of 8; none: the task's."""
     amp: Literal["off", "bf16", "fp16"] = "off"
-    """Precision of the networks' forward passes; fp16 needs a population of 1."""
+    """Precision of the networks' forward passes. fp16 needs a population of 1."""
     gpu_preload: bool = False
-    """Keep the whole dataset in the memory of the first device, a CUDA one."""
+    """Keep the whole dataset in the memory of the first device, which must be a CUDA device."""
 
     reward_family: RewardFamily = RewardFamily.CONTRIBUTION
-    """Rewards made of contributions and J, or of changes of the loss."""
+    """Family of rewards: contribution (contributions of seeds and J) or loss (changes of the loss)."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     loss_reward: LossRewardConfig = field(default_factory=LossRewardConfig)
     rent_curriculum: float = 0.0
-    """Share of the run over which the reward's price of size rises from 0 to the task's; J is always reported
-    at full price."""
+    """Fraction of the run over which the reward's price of size rises from 0 to its full value. J is always
+    reported at the full price."""
     normalize_rewards: bool = True
     """Divide rewards by a running scale that is constant within a round."""
-    ab_reward_modes: tuple[RewardMode, ...] = ()
-    """Two or more reward modes: train one policy with each, on the same random streams, and compare them."""
+    ab_reward_modes: tuple[str, ...] = ()
+    """Two or more reward modes to compare: one policy is trained with each, on the same random streams."""
 
     ppo: PPOConfig = field(default_factory=PPOConfig)
     anneal_fraction: float = 0.8
-    """Share of the run over which learning rate, entropy weight and exploration go to their ends, if
-    ppo.anneal_updates is 0; 0: they stay at their starts."""
+    """Fraction of the run over which learning rate, entropy weight and exploration are annealed to their end
+    values, if ppo.anneal_updates is 0; 0: they stay constant."""
     hidden: int = 128
-    """Units of the policy's recurrent layer."""
+    """Number of units of the policy's recurrent layer."""
     patience: float = 1.0
-    """How much a new policy prefers waiting and finishing what it planted to pruning it; 0: not at all."""
+    """Initial bias of a new policy towards waiting and finishing seeds instead of pruning them; 0: none."""
     memory: bool = True
-    """Whether the policy remembers earlier epochs."""
+    """Whether the policy is recurrent. Without memory it sees only the current epoch."""
     blind: tuple[str, ...] = ()
-    """Features that the policy is not shown; docs/observations.md lists them."""
+    """Features that are hidden from the policy; docs/observations.md lists them."""
+    sensors: tuple[str, ...] = ()
+    """Registered sensors that enter the observation beside the built-in ones."""
     updates_per_round: int = 1
-    """PPO updates from each rollout."""
+    """Number of PPO updates from each rollout."""
     teacher: str | None = None
-    """Whom to imitate first: heuristic; schedule, which are those that ship for the task; or a file of
-    schedules that `esper prove --search` found, each followed where a probe of the first epoch sees its
-    pattern; none: nobody."""
+    """Policy to imitate first: heuristic, schedule (the schedules that ship for the task) or a schedule file
+    written by `esper prove --search`; none: no imitation."""
     teacher_rounds: int = 0
-    """Rounds in which the teacher decides and the policy learns to do the same."""
+    """Number of rounds in which the teacher decides and the policy imitates it."""
     teacher_updates: int = 4
-    """Updates from each round of the teacher."""
+    """Number of updates from each round of the teacher."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     telemetry_dir: str | None = None
-    """The run directory: configuration, events, tables, checkpoints; none: nothing is written."""
+    """Run directory, for configuration, events, tables and checkpoints; none: nothing is recorded. `esper
+    train` makes a new directory under runs if this is not set."""
     checkpoint_every: int = 10
-    """Rounds between checkpoints; 0: only at the end and when stopped."""
+    """Number of rounds between checkpoints; 0: only at the end and when the run is stopped."""
     keep_last: int = 3
-    """Checkpoints to keep beside the best."""
+    """Number of checkpoints to keep beside the best one."""
     resume: str | None = None
-    """Go on from this checkpoint; auto: from the newest in the run directory."""
+    """Checkpoint to continue from; auto: the newest one in the run directory."""
 
     def __post_init__(self) -> None:
+        nested = _nested(_leaves(_shallow(self), "config"))
         for name, kind in kinds(type(self)).items():
-            object.__setattr__(self, name, _decode(kind, getattr(self, name), f"config: {name}"))
-        for name, low in _LEAST.items():
-            if getattr(self, name) is not None:
-                check_number("config", name, getattr(self, name), low=low, integer=True)
-        for name in ("task", "data_root", "telemetry_dir", "resume", "teacher"):
-            if getattr(self, name) == "":
-                raise EsperError(f"config: {name} is empty; leave it out or give it a value")
+            object.__setattr__(self, name, _build(kind, nested.get(name, {})))
+        mode = LEAVES["reward.mode"]
+        modes = tuple(_decode("ab_reward_modes", item, mode, "config") for item in self.ab_reward_modes)
+        object.__setattr__(self, "ab_reward_modes", modes)
         if self.population is not None:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
-        for contradiction, message in self._contradictions():
-            if contradiction:
-                raise EsperError(f"config: {message}")
+        for message in self._contradictions():
+            raise EsperError(f"config: {message}")
 
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+    def _contradictions(self) -> Iterator[str]:
         """Settings that are each allowed and make no sense together."""
-        on_cuda = bool(self.devices) and self.devices[0].startswith("cuda")
-        modes, gates = self.ab_reward_modes, self.auto_forward_gates or ()
-        yield not self.devices, "devices is empty; name one or more, for example cpu"
-        yield (
-            self.episode_length is not None
-            and self.rollout_length is not None
-            and self.rollout_length > self.episode_length,
-            f"rollout_length {self.rollout_length} exceeds episode_length {self.episode_length}",
-        )
-        yield (
-            self.amp == "fp16" and self.population not in (None, 1),
-            (
+        if not self.devices:
+            yield "devices is empty; name one or more, for example cpu"
+        elif self.gpu_preload and not self.devices[0].startswith("cuda"):
+            yield f"gpu_preload with devices {', '.join(self.devices)}: the first is not a CUDA device"
+        if self.amp == "fp16" and self.population not in (None, 1):
+            yield (
                 f"amp fp16 with population {self.population}: one loss scale cannot serve several networks; "
                 "allowed: population 1, or amp bf16"
-            ),
-        )
-        yield (
-            self.gpu_preload and not on_cuda,
-            f"gpu_preload with devices {', '.join(self.devices)}: the first is no CUDA device",
-        )
-        yield (
-            len(modes) == 1,
-            f"ab_reward_modes has only {', '.join(modes)}; name two or more, or set reward.mode",
-        )
-        yield len(set(modes)) < len(modes), f"ab_reward_modes names a mode twice: {', '.join(modes)}"
-        yield (
-            bool(modes) and self.policy != "ppo",
-            f"ab_reward_modes with policy {self.policy}, which cannot learn; allowed: ppo",
-        )
-        yield (
-            self.reward_family is RewardFamily.LOSS and bool(modes),
-            (
-                "ab_reward_modes with reward_family loss, which has no modes; allowed: reward_family contribution"
-            ),
-        )
-        yield (
-            self.reward_family is RewardFamily.LOSS and self.reward.mode is not RewardConfig().mode,
-            (
-                f"reward.mode {self.reward.mode} with reward_family loss, which has no modes; allowed: reward_family contribution, "
-                f"or reward.mode {RewardConfig().mode}, the default"
-            ),
-        )
-        yield (
-            not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates),
-            (
-                f"auto_forward_gates is {', '.join(g.name.lower() for g in gates)}; allowed: g1, g2, g3, each once"
-            ),
-        )
-        yield (
-            not 0 <= self.rent_curriculum <= 1,
-            f"rent_curriculum is {self.rent_curriculum}, must lie in [0, 1]",
-        )
-        free = self.reward_family is RewardFamily.LOSS or self.reward.mode in (
-            RewardMode.SIMPLIFIED,
-            RewardMode.BASIC,
-            RewardMode.BASIC_PLUS,
-        )
-        yield (
-            bool(self.rent_curriculum) and free,
-            (
-                f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode {self.reward.mode}: size has "
-                "no price there that could rise"
-            ),
-        )
-        yield (
-            not 0 <= self.anneal_fraction <= 1,
-            f"anneal_fraction is {self.anneal_fraction}, must lie in [0, 1]",
-        )
-        yield (
-            (self.teacher is None) is not (self.teacher_rounds == 0),
-            (
-                f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: set both or neither"
-            ),
-        )
-        yield (
-            self.teacher is not None and self.policy != "ppo",
-            f"teacher with policy {self.policy}, which cannot learn",
-        )
-        yield self.envs % self.twins != 0, f"envs {self.envs} with twins {self.twins}: must be a multiple"
-        yield (
-            self.twins > 1 and self.rollout_length is not None,
-            (
-                f"twins {self.twins} with rollout_length {self.rollout_length}: twins are compared over whole episodes"
-            ),
-        )
-        yield (
-            self.resume == "auto" and self.telemetry_dir is None,
-            ("resume auto looks for checkpoints in telemetry_dir, which is not set"),
-        )
+            )
+        gates = self.auto_forward_gates or ()
+        if not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates):
+            names = ", ".join(gate.name.lower() for gate in gates)
+            yield f"auto_forward_gates is {names}; allowed: g1, g2, g3, each once"
+        if self.resume == "auto" and self.telemetry_dir is None:
+            yield "resume auto looks for checkpoints in telemetry_dir, which is not set"
+        yield from self._length_contradictions()
+        yield from self._reward_contradictions()
+        if (self.teacher is None) != (self.teacher_rounds == 0):
+            yield (
+                f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: "
+                "set both or neither"
+            )
+        if self.teacher is not None and self.policy != "ppo":
+            yield f"teacher with policy {self.policy}, which is not trained; allowed: ppo"
+
+    def _length_contradictions(self) -> Iterator[str]:
+        episode, rollout = self.episode_length, self.rollout_length
+        if episode is not None and rollout is not None and rollout > episode:
+            yield f"rollout_length {rollout} exceeds episode_length {episode}"
+        if self.envs % self.twins != 0:
+            yield f"envs {self.envs} with twins {self.twins}: envs must be a multiple of twins"
+        if self.twins > 1 and rollout is not None:
+            yield f"twins {self.twins} with rollout_length {rollout}: twins are compared over whole episodes"
+
+    def _reward_contradictions(self) -> Iterator[str]:
+        modes, mode, default_mode = self.ab_reward_modes, self.reward.mode, RewardConfig().mode
+        if len(modes) == 1:
+            yield f"ab_reward_modes has only {modes[0]}; name two or more, or set reward.mode"
+        if len(set(modes)) < len(modes):
+            yield f"ab_reward_modes contains a mode twice: {', '.join(modes)}"
+        if modes and self.policy != "ppo":
+            yield f"ab_reward_modes with policy {self.policy}, which is not trained; allowed: ppo"
+        if self.reward_family is RewardFamily.LOSS:
+            if modes:
+                yield (
+                    "ab_reward_modes with reward_family loss, which has no modes; "
+                    "allowed: reward_family contribution"
+                )
+            if mode != default_mode:
+                yield (
+                    f"reward.mode {mode} with reward_family loss, which has no modes; allowed: "
+                    f"reward_family contribution, or reward.mode {default_mode}, the default"
+                )
+        size_is_free = self.reward_family is RewardFamily.LOSS or mode in _MODES_WITHOUT_RENT
+        if self.rent_curriculum and size_is_free:
+            yield (
+                f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode "
+                f"{mode}: size has no price there that could rise"
+            )
 
     def to_train_kwargs(self) -> dict[str, Any]:
         """The fields as they are: `TrainingConfig(**config.to_train_kwargs()) == config`."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return _shallow(self)
 
     def replace(self, **changes: Any) -> Self:
-        """This config with other values, checked again."""
+        """A copy with other values, checked again."""
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -280,11 +233,21 @@ class TrainingConfig:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The config that `to_json` wrote. Every key must be known, and none may be missing."""
-        found = _leaves(values, "config")
-        if missing := [path for path in LEAVES if path not in found]:
-            raise EsperError(f"config: {', '.join(missing)} missing; a whole config has {len(LEAVES)} values")
-        return cls(**_nested(found))
+        """The config that `to_json` wrote. Unknown keys and missing keys are refused."""
+        leaves = _leaves(values, "config")
+        missing = [path for path in LEAVES if path not in leaves]
+        if missing:
+            raise EsperError(
+                f"config: {', '.join(missing)} missing; a whole config has {len(LEAVES)} values. A file with "
+                "some of the settings can be given to `esper train --config`"
+            )
+        return cls(**_nested(leaves))
+
+
+_MODES_WITHOUT_RENT = (RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
+
+
+# -- settings by dotted path ---------------------------------------------------------------------------------
 
 
 def kinds(section: Any) -> dict[str, Any]:
@@ -294,14 +257,55 @@ def kinds(section: Any) -> dict[str, Any]:
 
 
 def _paths(section: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     for name, kind in kinds(section).items():
-        found |= _paths(kind, f"{prefix}{name}.") if is_dataclass(kind) else {prefix + name: kind}
-    return found
+        paths |= _paths(kind, f"{prefix}{name}.") if is_dataclass(kind) else {prefix + name: kind}
+    return paths
 
 
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
+
+_ROUNDS = 10_000_000
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "rounds": (1, _ROUNDS),
+    "envs": (1, 65_536),
+    "twins": (1, 65_536),
+    "seed": (0, 2**63 - 1),
+    "episode_length": (1, 10_000),
+    "rollout_length": (1, 10_000),
+    "batch_size": (1, 1_000_000),
+    "steps_per_epoch": (1, 1_000_000),
+    "val_size": (1, 10_000_000),
+    "max_seeds": (0, 1_000),
+    "population": (1, 4_096),
+    "rent_curriculum": (0, 1),
+    "anneal_fraction": (0, 1),
+    "hidden": (1, 4_096),
+    "patience": (-100, 100),
+    "updates_per_round": (1, 1_000),
+    "teacher_rounds": (0, _ROUNDS),
+    "teacher_updates": (1, 1_000),
+    "checkpoint_every": (0, _ROUNDS),
+    "keep_last": (1, 1_000_000),
+    "ppo.epochs": (1, 1_000),
+    "ppo.minibatches": (1, 65_536),
+    "reward.escrow_window": (1, 10_000),
+    "governor.history_window": (1, 100_000),
+}
+"""Smallest and largest value. A section may be stricter in its own check."""
+_INT_LIMITS, _FLOAT_LIMITS = (0, 1_000_000_000), (-1e6, 1e6)
+"""The limits of the other numbers: far beyond any use, and small enough for exact arithmetic."""
+_MAX_TEXT = 4_096
+"""Longest text; the longest path that Linux accepts."""
+
+
+def limits(path: str) -> tuple[float, float] | None:
+    """Smallest and largest value of a setting; None if it is not a number."""
+    kind, _ = optional(LEAVES[path])
+    if kind not in (int, float):
+        return None
+    return _LIMITS.get(path, _INT_LIMITS if kind is int else _FLOAT_LIMITS)
 
 
 def optional(kind: Any) -> tuple[Any, bool]:
@@ -311,70 +315,122 @@ def optional(kind: Any) -> tuple[Any, bool]:
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The words that a type allows; empty if it is no choice."""
+    """The names that a type allows; empty if it is not a choice."""
     if isinstance(kind, type) and issubclass(kind, Enum):
         return tuple(member.name.lower() for member in kind)
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def unknown_word(what: str, word: object, known: Iterable[str]) -> EsperError:
-    """An error that names the word, the nearest known one and all of them."""
+# -- decoding ------------------------------------------------------------------------------------------------
+
+
+def shorten(value: object) -> str:
+    """A repr of bounded length and depth, for messages: values may be huge, or nested without end."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
+        return f"a whole number of {value.bit_length():,} bits"  # Python refuses to print the longest ones
+    short = reprlib.Repr()
+    short.maxstring, short.maxother, short.maxlong = 80, 80, 80
+    short.maxlevel, short.maxlist, short.maxdict = 3, 4, 4
+    text = short.repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def near(word: object, known: Iterable[str]) -> str:
+    """A parenthesis that suggests the known word nearest to this one; empty if none is similar."""
+    matches = difflib.get_close_matches(str(word)[:80].lower(), list(known), n=1, cutoff=0.7)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def unknown_word(subject: str, word: object, known: Iterable[str]) -> EsperError:
+    """An error that shows the word, the nearest known one and all of them."""
     known = list(known)
-    near = difflib.get_close_matches(str(word).lower(), known, n=1)
-    return EsperError(f"{what} {word!r}{f' (did you mean {near[0]}?)' if near else ''}; {allowed(known)}")
+    return EsperError(f"{subject} {shorten(word)}{near(word, known)}; {allowed(known)}")
 
 
-def _decode(kind: Any, value: Any, name: str) -> Any:
-    """A value as its declared type. `name` is what an error calls it."""
-    kind, may_be_none = optional(kind)
+def _decode(path: str, value: Any, kind: Any, origin: str) -> Any:
+    """A value as its declared type. Only names of enum members and whole numbers for floats are converted."""
+    inner, may_be_none = optional(kind)
     if value is None and may_be_none:
         return None
-    if is_dataclass(kind):
-        if isinstance(value, Mapping):
-            known = kinds(kind)
-            for key in value:
-                if key not in known:
-                    raise unknown_word(f"{name}: unknown key", key, known)
-            return kind(**{key: _decode(known[key], item, f"{name}.{key}") for key, item in value.items()})  # type: ignore[operator]
-        wanted = "a section with keys of its own"
-    elif get_origin(kind) is tuple:
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            return tuple(_decode(get_args(kind)[0], item, name) for item in value)
-        wanted = "a list"
-    elif words := choices(kind):
-        if isinstance(value, str) and not isinstance(value, Enum):
-            if value.lower() not in words:
-                raise unknown_word(f"{name} is", value, words)
-            return value.lower() if get_origin(kind) is Literal else kind[value.upper()]
-        wanted = f"one of {', '.join(words)}"
-    else:
-        wanted = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[kind]
-        if kind is float and type(value) in (int, float) and math.isfinite(value):
-            return float(value)
-    if type(value) is kind and kind is not float:
-        return value
-    raise EsperError(f"{name} is {value!r}, must be {wanted}{' or none' if may_be_none else ''}")
+    if get_origin(inner) is tuple and isinstance(value, (list, tuple)):
+        item_kind = get_args(inner)[0]
+        return tuple(_decode(path, item, item_kind, origin) for item in value)
+    names = choices(inner)
+    if names and isinstance(value, str) and not isinstance(value, Enum):
+        if value.lower() not in names:
+            raise unknown_word(f"{origin}: {path} is", value, names)
+        return value.lower() if get_origin(inner) is Literal else inner[value.upper()]
+    try:
+        decoded = msgspec.convert(value, inner)
+    except msgspec.ValidationError:
+        none = " or none" if may_be_none else ""
+        raise EsperError(
+            f"{origin}: {path} is {shorten(value)}, must be {_wanted(path, inner)}{none}"
+        ) from None
+    if isinstance(decoded, str):
+        _check_text(path, decoded, origin)
+    bounds = limits(path)
+    if bounds is not None and not bounds[0] <= decoded <= bounds[1]:
+        raise EsperError(f"{origin}: {path} is {shorten(value)}, must be {_wanted(path, inner)}")
+    return decoded
+
+
+def _wanted(path: str, kind: Any) -> str:
+    """The values that a setting takes, in words."""
+    if get_origin(kind) is tuple:
+        return "a list"
+    if choices(kind):
+        return f"one of {', '.join(choices(kind))}"
+    bounds = limits(path)
+    if bounds is None:
+        return {bool: "true or false", str: "text"}[kind]
+    noun = "a whole number" if kind is int else "a finite number"
+    return f"{noun} from {_figure(bounds[0])} to {_figure(bounds[1])}"
+
+
+def _figure(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
+
+
+def _check_text(path: str, text: str, origin: str) -> None:
+    """Names and paths that no file system and no terminal can take."""
+    if text == "":
+        raise EsperError(f"{origin}: {path} is empty; leave it out or give it a value")
+    if len(text) > _MAX_TEXT:
+        raise EsperError(
+            f"{origin}: {path} is {shorten(text)}, of {len(text):,} characters; at most {_MAX_TEXT:,} are "
+            "allowed"
+        )
+    if any(ord(character) < 32 or 0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise EsperError(f"{origin}: {path} is {shorten(text)}; control characters are not allowed")
 
 
 def _from_text(kind: Any, text: Any) -> Any:
-    """What a flag or a YAML scalar means for this type. Text that means nothing stays text, for `_decode` to
-    refuse."""
+    """The value of a flag or a YAML scalar for this type. Text that does not fit is returned as it is, and
+    `_decode` refuses it."""
     kind, may_be_none = optional(kind)
     if may_be_none and text in ("none", "null", ["none"]):
         return None
     if isinstance(text, list) and get_origin(kind) is tuple:
         return [_from_text(get_args(kind)[0], item) for item in text]
+    if not isinstance(text, str):
+        return text
     try:
-        if isinstance(text, str) and kind is bool:
+        if kind is bool:
             return {"true": True, "false": False}[text.lower()]
-        return kind(text) if isinstance(text, str) and kind in (int, float) else text
+        return kind(text) if kind in (int, float) else text
     except (ValueError, KeyError):
         return text
 
 
+def _shallow(section: Any) -> dict[str, Any]:
+    return {f.name: getattr(section, f.name) for f in fields(section)}
+
+
 def _plain(value: Any) -> Any:
+    """A value in JSON's types."""
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: _plain(item) for name, item in _shallow(value).items()}
     if isinstance(value, Enum):
         return value.name.lower()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
@@ -384,23 +440,37 @@ def _leaves(
     values: Mapping[str, Any], origin: str, *, text: bool = False, prefix: str = ""
 ) -> dict[str, Any]:
     """Nested or dotted keys as dotted paths with decoded values."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     siblings = {path.removeprefix(prefix).split(".")[0] for path in LEAVES if path.startswith(prefix)}
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in LEAVES:
             kind = LEAVES[path]
-            inside = {path: _decode(kind, _from_text(kind, value) if text else value, f"{origin}: {path}")}
+            inside = {path: _decode(path, _from_text(kind, value) if text else value, kind, origin)}
         elif key not in siblings:
             raise unknown_word(f"{origin}: unknown key", path, sorted(prefix + name for name in siblings))
-        elif not isinstance(value, Mapping):
-            raise EsperError(f"{origin}: {path} is {value!r}, must be a section with keys of its own")
-        else:
+        elif isinstance(value, Mapping):
             inside = _leaves(value, origin, text=text, prefix=f"{path}.")
-        if twice := found.keys() & inside.keys():
+        elif is_dataclass(value) and type(value) is _SECTIONS[path]:
+            inside = _leaves(_shallow(value), origin, prefix=f"{path}.")
+        else:
+            raise EsperError(f"{origin}: {path} is {shorten(value)}, must be a section with keys of its own")
+        twice = leaves.keys() & inside.keys()
+        if twice:
             raise EsperError(f"{origin}: {', '.join(sorted(twice))} is given twice")
-        found |= inside
-    return found
+        leaves |= inside
+    return leaves
+
+
+def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
+    return sections
+
+
+_SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -412,6 +482,17 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
             at = at.setdefault(section, {})
         at[name] = value
     return root
+
+
+def _build(kind: Any, value: Any) -> Any:
+    """A section from its decoded values; any other value as it is."""
+    if not is_dataclass(kind):
+        return value
+    inner = kinds(kind)
+    return kind(**{name: _build(inner[name], item) for name, item in value.items()})  # type: ignore[operator]
+
+
+# -- presets, files, flags -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,20 +513,22 @@ _TAUGHT: Mapping[str, Any] = {
     "ppo.epsilon": 0.05,
     "ppo.minibatches": 8,
 }
-"""Imitation first, then steps so small that luck cannot undo what was learnt from the teacher."""
+"""Imitation first, then PPO with steps so small that noise cannot undo what the teacher taught."""
 _SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset(
-        "a policy that learns something in minutes",
+        "trains a useful policy in minutes",
         {"task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT},
     ),
-    "digits_baseline": Preset("is more needed at all?", {"task": "digits_baseline", **_SHORT}),
-    "digits_impaired": Preset(
-        "grow, early and where images are still large", {"task": "digits_impaired", **_SHORT}
+    "digits_baseline": Preset(
+        "decide whether a healthy host needs a seed", {"task": "digits_baseline", **_SHORT}
     ),
-    "digits_scale": Preset("the same with five places to choose from", {"task": "digits_scale", **_SHORT}),
+    "digits_impaired": Preset(
+        "grow early, in the blocks where images are still large", {"task": "digits_impaired", **_SHORT}
+    ),
+    "digits_scale": Preset("the same with five slots", {"task": "digits_scale", **_SHORT}),
     "digits_shift": Preset(
-        "what is wrong with this network?", {"task": "digits_shift", **_SHORT, "rounds": 10}
+        "find out what is wrong with each network", {"task": "digits_shift", **_SHORT, "rounds": 10}
     ),
     "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
     "cifar_baseline_stable": Preset(
@@ -465,46 +548,41 @@ PRESETS: Mapping[str, Preset] = {
 def resolve(
     preset: str | None = None, file: str | Path | None = None, flags: Mapping[str, Any] | None = None
 ) -> tuple[TrainingConfig, dict[str, str]]:
-    """The config that a preset, over it a file, and over both flags (text) describe; and where each dotted
-    path came from."""
+    """The config of a preset, a file and flags (text), and the origin of each value by dotted path. The file
+    overrides the preset, and flags override both."""
     layers: list[tuple[str, dict[str, Any]]] = []
     if preset is not None:
         if preset not in PRESETS:
             raise unknown_word("unknown preset", preset, PRESETS)
         layers.append((f"preset {preset}", _leaves(PRESETS[preset].values, f"preset {preset}")))
     if file is not None:
-        layers.append(
-            (
-                f"file {file}",
-                _leaves(read_file(Path(file)), f"file {file}", text=Path(file).suffix != ".json"),
-            )
-        )
+        is_text = Path(file).suffix != ".json"
+        layers.append((f"file {file}", _leaves(read_file(Path(file)), f"file {file}", text=is_text)))
     layers.append(("flag", _leaves(flags or {}, "flag", text=True)))
     values: dict[str, Any] = {}
     origins = dict.fromkeys(LEAVES, "default")
-    for origin, found in layers:
-        values |= found
-        origins |= dict.fromkeys(found, origin)
+    for origin, leaves in layers:
+        values |= leaves
+        origins |= dict.fromkeys(leaves, origin)
     return TrainingConfig(**_nested(values)), origins
 
 
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if not isinstance(key, str) or key in found:
-            raise EsperError(
-                f"key {key!r} is given twice" if isinstance(key, str) else f"key {key!r} is no name"
-            )
-        found[key] = value
-    return found
+        if not isinstance(key, str):
+            raise EsperError(f"key {shorten(key)} is not a name")
+        if key in values:
+            raise EsperError(f"key {shorten(key)} is given twice")
+        values[key] = value
+    return values
 
 
 class _TextLoader(yaml.BaseLoader):
-    """YAML whose scalars stay text, so that `off` is no boolean and `1e-3` is a number where one is
-    wanted."""
+    """YAML whose scalars stay text, so that `off` is not a boolean and `1e-3` can be a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        return _once(
+        return _unique_keys(
             (self.construct_object(key, deep=True), self.construct_object(item, deep=True))
             for key, item in node.value
         )
@@ -514,15 +592,18 @@ def read_file(path: Path) -> dict[str, Any]:
     """The settings in a .json, .yaml or .yml file."""
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise EsperError(f"file {path} ends in {path.suffix!r}; allowed: .json, .yaml, .yml")
+    if path.exists() and not path.is_file():
+        raise EsperError(f"file {path} is not a regular file")
     try:
         text = path.read_text(encoding="utf-8")
-        found = (
-            json.loads(text, object_pairs_hook=_once)
-            if path.suffix == ".json"
-            else yaml.load(text, _TextLoader)
-        )
+        if path.suffix == ".json":
+            values = json.loads(text, object_pairs_hook=_unique_keys)
+        else:
+            values = yaml.load(text, _TextLoader)
+    except RecursionError:
+        raise EsperError(f"file {path}: nested too deeply; settings have at most 3 levels") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise EsperError(f"file {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(found, dict):
-        raise EsperError(f"file {path} holds {found!r}, must hold settings by name")
-    return found
+    if not isinstance(values, dict):
+        raise EsperError(f"file {path} holds {shorten(values)}, must hold settings by name")
+    return values

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.coalitions import Coalition, blended_slots, evaluate_coalitions
-from esper.leyline import SeedStage
+from esper.kasmina.optim import Criterion
+from esper.leyline import SeedStage, stream_seed
 from esper.simic.attribution import CoalitionTable, required_coalitions
-from esper.simic.training.batch_ops import Criterion, bring_home
+from esper.simic.training.batch_ops import to_host
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+
+if TYPE_CHECKING:
+    from esper.runtime.data import Batch
 
 Wanted = Mapping[int, Sequence[Coalition]]
 
@@ -37,13 +42,46 @@ def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
     )
 
 
-def plan_coalitions(group: EnvGroup, generators: Mapping[int, torch.Generator]) -> dict[int, list[Coalition]]:
-    """What to evaluate for each env's row, so that every question about its seeds has an answer. Generators
-    (by env) draw the orders that are sampled above four seeds."""
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The validation set that all envs share, and how networks are scored on it."""
+
+    batches: Sequence[Batch]
+    criterion: Criterion
+    root_seed: int
+
+    def measure(self, groups: Sequence[EnvGroup], epoch: int) -> None:
+        """Evaluate every coalition of every env of these groups."""
+        tallies = [self._tally(group, plan_coalitions(group, self.root_seed, epoch)) for group in groups]
+        finish_validation(groups, tallies)
+
+    def _tally(self, group: EnvGroup, coalitions: Wanted) -> ValidationTally:
+        tally = None
+        for batch in self.batches:
+            # A batch for one network: images have no lane axis of their own, everything else a leading one.
+            x = batch.x if group.model.layout.image else batch.x[0]
+            tally = process_fused_val_batch(
+                group,
+                x.to(group.device),
+                batch.y[0].to(group.device),
+                self.criterion,
+                coalitions=coalitions,
+                tally=tally,
+            )
+        assert tally is not None, "a validation set has at least one batch"
+        return tally
+
+
+def plan_coalitions(group: EnvGroup, root_seed: int, epoch: int) -> dict[int, list[Coalition]]:
+    """The coalitions to evaluate for each env's row, enough for every attribution of its seeds. Above four
+    seeds their orders are sampled, from the env's own stream."""
     wanted = {}
     for env in group.envs:
+        seed = stream_seed(root_seed, "sampling", env.episode_idx, env.world, epoch)
         wanted[env.row] = required_coalitions(
-            blended_slots(group.model, env.row), fossilized_slots(env), generators[env.env_idx]
+            blended_slots(group.model, env.row),
+            fossilized_slots(env),
+            torch.Generator().manual_seed(seed),
         )
     return wanted
 
@@ -63,14 +101,14 @@ def process_fused_val_batch(
         if group.stream is not None:
             inputs.record_stream(group.stream)
             targets.record_stream(group.stream)
-        found = evaluate_coalitions(group.model, inputs, coalitions, shared_input=True)
-        repeated = targets.unsqueeze(0).expand(len(found.rows), *targets.shape)
-        # Weighted by its samples, so that a short last batch counts for no more than it holds.
-        loss_sum = criterion(found.outputs, repeated) * targets.shape[0]
-        correct = (found.outputs.argmax(-1) == repeated).flatten(1).sum(1)
+        evaluated = evaluate_coalitions(group.model, inputs, coalitions, shared_input=True)
+        repeated = targets.unsqueeze(0).expand(len(evaluated.rows), *targets.shape)
+        # Weighted by its number of samples, so that a short last batch counts in proportion.
+        loss_sum = criterion(evaluated.outputs, repeated) * targets.shape[0]
+        correct = (evaluated.outputs.argmax(-1) == repeated).flatten(1).sum(1)
         if tally is None:
             return ValidationTally(
-                found.rows, found.coalitions, loss_sum, correct, targets.shape[0], targets.numel()
+                evaluated.rows, evaluated.coalitions, loss_sum, correct, targets.shape[0], targets.numel()
             )
         tally.loss_sum = tally.loss_sum + loss_sum
         tally.correct = tally.correct + correct
@@ -84,7 +122,7 @@ def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTa
     contribution."""
     for group in groups:
         group.synchronize()
-    numbers = bring_home([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
+    numbers = to_host([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
     for group, tally, (loss_sum, correct) in zip(groups, tallies, numbers, strict=True):
         by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.envs}
         for row, coalition, loss, hits in zip(tally.rows, tally.coalitions, loss_sum, correct, strict=True):
@@ -107,5 +145,6 @@ def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:
     for slot in slots:
         seed = env.model.model.seed_in(slot, env.row)
         if seed is not None and table.has_pairs(slot):
-            seed.metrics.interaction_sum = table.interaction_sum(slot)
-            seed.metrics.boost_received = table.boost_received(slot)
+            seed.update_metrics(
+                interaction_sum=table.interaction_sum(slot), boost_received=table.boost_received(slot)
+            )

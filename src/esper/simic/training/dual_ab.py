@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper._statistics import Estimate, estimate, paired
-from esper.leyline import EsperError, RewardMode, TelemetryEvent, TelemetryEventType
+from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import TelemetryHub
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
@@ -30,16 +30,14 @@ class ABResult:
     """Objective J by mode, [rounds, envs] each, of the rounds that all groups have played; and what it
     says."""
 
-    objectives: dict[RewardMode, npt.NDArray[np.float64]]
-    means: dict[RewardMode, Estimate]
-    differences: dict[tuple[RewardMode, RewardMode], Estimate]
+    objectives: dict[str, npt.NDArray[np.float64]]
+    means: dict[str, Estimate]
+    differences: dict[tuple[str, str], Estimate]
     """One − other, paired by round and env."""
     stopped: bool = False
 
     @classmethod
-    def of(
-        cls, played: Mapping[RewardMode, Mapping[int, Sequence[float]]], *, stopped: bool = False
-    ) -> ABResult:
+    def of(cls, played: Mapping[str, Mapping[int, Sequence[float]]], *, stopped: bool = False) -> ABResult:
         common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
         if not common and stopped:
             return cls({}, {}, {}, stopped)
@@ -104,8 +102,8 @@ class _Progress:
     def close(self) -> None: ...
 
 
-def _group(config: TrainingConfig, mode: RewardMode) -> TrainingConfig:
-    directory = None if config.telemetry_dir is None else str(Path(config.telemetry_dir) / mode.value)
+def _group(config: TrainingConfig, mode: str) -> TrainingConfig:
+    directory = None if config.telemetry_dir is None else str(Path(config.telemetry_dir) / mode)
     return config.replace(
-        ab_reward_modes=(), reward=replace(config.reward, mode=mode), telemetry_dir=directory
+        ab_reward_modes=(), reward={**config.to_json()["reward"], "mode": mode}, telemetry_dir=directory
     )

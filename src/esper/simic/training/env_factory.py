@@ -5,33 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from esper.kasmina import (
-    MorphogeneticModel,
-    NetworkRow,
-    OptimizerRow,
-    PopulationOptimizer,
-    RowSnapshot,
-    restore_row,
-    snapshot_row,
-)
+from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
 from esper.leyline import (
-    LIVE_STAGES,
     BlueprintAction,
     LifecycleOp,
-    LifecycleRecord,
-    ObjectiveConfig,
     PopulationError,
-    PruneCause,
     SlotConfig,
     TelemetryEvent,
     stream_seed,
 )
+from esper.simic.sensors import Sensor
 from esper.simic.telemetry.emitters import apply_slot_telemetry, emit_with_env_context
 from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
@@ -41,6 +29,7 @@ from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
 
 if TYPE_CHECKING:
     from esper.nissa import TelemetryHub
+    from esper.runtime.tasks import TaskSpec
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
 
 
@@ -48,78 +37,8 @@ FIRST_LOSS_SCALE = 1024.0
 """Half precision starts here: low enough that hardly a first step overflows, and it doubles soon enough."""
 
 
-class Task(Protocol):
-    """What environments need of a task; runtime.tasks.TaskSpec is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def slots(self) -> tuple[str, ...]: ...
-
-    @property
-    def blueprints(self) -> tuple[str, ...]: ...
-
-    @property
-    def episode_length(self) -> int: ...
-
-    @property
-    def objective(self) -> ObjectiveConfig: ...
-
-    @property
-    def chance_loss(self) -> float: ...
-
-    def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel: ...
-
-    def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer: ...
-
-    def lr_factor(self, epoch: int) -> float: ...
-
-    def prepare_row(
-        self,
-        model: MorphogeneticModel,
-        optimizer: PopulationOptimizer,
-        row: int,
-        *,
-        root_seed: int,
-        episode: int,
-        env: int,
-    ) -> None:
-        """Give a fresh row what its episode has drawn for it."""
-
-    def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
-        """What the batch iterator needs to know of the envs' conditions, as keyword arguments of its
-        begin_episode."""
-
-
-@dataclass(frozen=True, slots=True)
-class GovernedRow:
-    """One row as the governor handles it: what is committed can be kept and put back, what is live can be
-    removed."""
-
-    network: NetworkRow
-    optimizer: PopulationOptimizer
-
-    def snapshot_committed(self) -> RowSnapshot:
-        return snapshot_row(self.network.model, self.network.row, committed_only=True)
-
-    def restore_committed(self, snapshot: RowSnapshot) -> None:
-        restore_row(self.network.model, snapshot, self.network.row, committed_only=True)
-
-    def prune_live(self, cause: PruneCause) -> tuple[LifecycleRecord, ...]:
-        live = [slot_id for slot_id, report in self.network.reports().items() if report.stage in LIVE_STAGES]
-        return tuple(
-            record
-            for slot_id in live
-            for record in self.network.model.prune(slot_id, row=self.network.row, cause=cause).records
-        )
-
-    def forget_optimizer(self) -> None:
-        self.optimizer.forget_row(self.network.row)
-
-
 def create_env_group(
-    task: Task,
+    task: TaskSpec,
     env_ids: Sequence[int],
     *,
     population: int,
@@ -131,6 +50,7 @@ def create_env_group(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss_scaling: bool = False,
     twins: int = 1,
+    extra_sensors: tuple[Sensor, ...] = (),
 ) -> EnvGroup:
     """A population on one device, one env in each of its first rows; the others idle. Half precision needs
     `loss_scaling`; `twins` successive envs share a world."""
@@ -144,6 +64,7 @@ def create_env_group(
         torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling
     )
     group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
+    group.extra_sensors = extra_sensors
     group.envs = [
         create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
         for row, env_id in enumerate(env_ids)
@@ -156,7 +77,7 @@ def create_env_state(
     group: EnvGroup,
     row: int,
     env_idx: int,
-    task: Task,
+    task: TaskSpec,
     *,
     world: int,
     governor: GovernorConfig | None = None,
@@ -182,7 +103,7 @@ def create_env_state(
     )
 
 
-def reset_group(group: EnvGroup, task: Task, *, root_seed: int, first_episode: int) -> None:
+def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episode: int) -> None:
     """Fresh networks for a round: env i plays episode `first_episode`, from its world's streams."""
     for env in group.envs:
         group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.world))
@@ -217,7 +138,7 @@ def configure_slot_telemetry(
     apply_slot_telemetry(env_state.slot_telemetry, telemetry, inner_epoch, global_epoch)
 
 
-def action_rules(task: Task, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
+def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
     """The run's rules without a reward; a trainer adds its own with dataclasses.replace."""
     offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
     return ActionRules(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from esper.kasmina import MorphogeneticModel, NetworkRow, OptimizerRow, PopulationOptimizer
     from esper.simic.attribution import CoalitionTable
     from esper.simic.contracts import EnvMeasure
+    from esper.simic.sensors import Sensor
     from esper.tamiyo import SignalTracker
     from esper.tolaria import TolariaGovernor
 
@@ -59,9 +61,8 @@ class ParallelEnvState:
     lstm_hidden: tuple[Tensor, Tensor] | None = None
 
     episode_idx: int = 0
-    sensors: list[list[float]] = field(default_factory=list)
-    """Growth sensors of the epoch's last step: boundary norm, growth score, rank of the features and (of
-    convolutions) tap ratio, of each slot."""
+    sensors: dict[str, list[float]] = field(default_factory=dict)
+    """Sensors of the epoch's last step by name, one number per slot."""
     coalitions: CoalitionTable | None = None
     """This epoch's validation of every coalition of blended seeds."""
     germinated: int = 0
@@ -137,12 +138,20 @@ class EnvGroup:
     batches: int = 0
     samples: int = 0
     """Targets of one row seen this epoch."""
-    sensors: Tensor | None = None
-    """[3 or 4, P, S] growth sensors of the epoch's last step."""
+    extra_sensors: tuple[Sensor, ...] = ()
+    """Registered sensors that are measured beside the built-in ones."""
+    sensors: dict[str, Tensor] | None = None
+    """Sensors of the epoch's last step by name, [P, S] each."""
 
     def __post_init__(self) -> None:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
         self.zero_accumulators()
+
+    def only(self, env: ParallelEnvState) -> EnvGroup:
+        """The same population with this env alone."""
+        group = copy(self)
+        group.envs = [env]
+        return group
 
     def begin_epoch(self, lr_factor: float = 1.0) -> None:
         """Zero the accumulators and set this epoch's learning rates."""
@@ -158,8 +167,8 @@ class EnvGroup:
         for env in self.envs:
             env.zero_accumulators()
 
-    def sensed(self) -> Tensor:
-        """The epoch's growth sensors."""
+    def sensed(self) -> dict[str, Tensor]:
+        """The epoch's sensors by name."""
         if self.sensors is None:
             raise RuntimeError("growth sensors are measured by the last step of an epoch's training")
         return self.sensors

@@ -36,7 +36,7 @@ from esper.simic.telemetry.emitters import (
 )
 from esper.simic.telemetry.gradient_collector import collect_seed_gradients_async
 from esper.simic.telemetry.telemetry_config import TelemetryLevel
-from esper.simic.training.batch_ops import bring_home
+from esper.simic.training.batch_ops import to_host
 from esper.simic.training.env_factory import configure_slot_telemetry
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
         for slot, ratio in collect_seed_gradients_async(group.optimizer).items()
     ]
     found: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
-    home = bring_home([ratio for _, _, ratio in measured]) if measured else []
+    home = to_host([ratio for _, _, ratio in measured]) if measured else []
     for (group, slot, _), ratios in zip(measured, home, strict=True):
         for member in group.envs:
             if ratios[member.row] > 0:

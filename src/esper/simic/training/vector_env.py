@@ -6,17 +6,16 @@ the phases one by one; `step` runs them in a row for drivers that need no more."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from esper.kasmina.coalitions import Coalition
 from esper.kasmina.model import cross_entropy
+from esper.kasmina.optim import Criterion
 from esper.leyline import (
     LIVE_STAGES,
     ActionMasks,
@@ -26,54 +25,23 @@ from esper.leyline import (
     SeedStateReport,
     TrainingSignals,
     stack_reports,
-    stream_seed,
 )
 from esper.simic.training.action_execution import ActionContext, ActionResult, ActionRules, execute_actions
 from esper.simic.training.batch_ops import (
-    Criterion,
-    bring_home,
     finish_training,
     process_train_batch,
     process_val_batch,
+    stack_sensors,
+    to_host,
 )
-from esper.simic.training.counterfactual_eval import (
-    ValidationTally,
-    finish_validation,
-    plan_coalitions,
-    process_fused_val_batch,
-)
-from esper.simic.training.env_factory import Task, reset_group
+from esper.simic.training.counterfactual_eval import Validation
+from esper.simic.training.env_factory import reset_group
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 
-
-class Batch(Protocol):
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def y(self) -> Tensor: ...
-
-
-class EvaluationBatches(Protocol):
-    """The same samples for any number of networks; runtime.data.EvalBatches is one."""
-
-    def batches(self, rows: int = 1) -> Iterator[Batch]: ...
-
-
-class TrainBatches(Protocol):
-    """One epoch of batches per pass, one batch per group; runtime.data.SharedBatchIterator is one."""
-
-    def begin_episode(self, episode: int, **conditions: Any) -> None: ...
-
-    def __iter__(self) -> Any: ...
-
-    @property
-    def epoch_done(self) -> bool: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def load_state(self, state: dict[str, Any]) -> None: ...
+if TYPE_CHECKING:
+    from esper.runtime.data import Batch, EvalBatches, SharedBatchIterator
+    from esper.runtime.tasks import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +52,7 @@ class Observation:
     signals: list[TrainingSignals]
     reports: list[dict[str, SeedStateReport]]
     table: ReportArray  # [E, S]
-    sensors: npt.NDArray[np.float64]  # [E, 3 or 4, S]
+    sensors: dict[str, npt.NDArray[np.float64]]  # by name, [E, S] each
     masks: ActionMasks
     panics: dict[int, GovernorReport]
 
@@ -109,17 +77,17 @@ class VectorEnv:
 
     def __init__(
         self,
-        task: Task,
+        task: TaskSpec,
         groups: Sequence[EnvGroup],
-        train: TrainBatches,
+        train: SharedBatchIterator,
         validation: Iterable[Batch],
         rules: ActionRules,
         *,
         criterion: Criterion = cross_entropy,
     ) -> None:
         self.task, self.groups, self.train, self.criterion = task, list(groups), train, criterion
-        self.validation = list(validation)
-        self.rules = replace(rules, revalidate=self._revalidate) if rules.revalidate is None else rules
+        self.validation = Validation(list(validation), criterion, rules.root_seed)
+        self.rules = rules
         self.envs: list[ParallelEnvState] = sorted(
             (env for group in self.groups for env in group.envs), key=lambda e: e.env_idx
         )
@@ -150,10 +118,7 @@ class VectorEnv:
 
     def validate(self, epoch: int) -> None:
         """Every coalition of every env on the shared validation set."""
-        wanted = [plan_coalitions(group, self._generators(group, epoch)) for group in self.groups]
-        finish_validation(
-            self.groups, [self._tally(group, plan) for group, plan in zip(self.groups, wanted, strict=True)]
-        )
+        self.validation.measure(self.groups, epoch)
 
     def sense(self, epoch: int) -> Observation:
         """Vital signs, signals, reports and masks."""
@@ -174,15 +139,14 @@ class VectorEnv:
         masks = compute_action_masks(
             build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds
         )
-        sensors = np.array([env.sensors for env in self.envs])
-        return Observation(epoch, signals, reports, table, sensors, masks, panics)
+        return Observation(epoch, signals, reports, table, stack_sensors(self.envs), masks, panics)
 
     def act(
         self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False
     ) -> ActionResult:
         """Execute one action per env (head order), tick the clock, and at the last epoch close the
         episode."""
-        context = ActionContext(self.rules, self.envs, seen.epoch, seen.panics, cut_after)
+        context = ActionContext(self.rules, self.groups, self.validation, seen.epoch, seen.panics, cut_after)
         ledger = self.ledger
         return execute_actions(
             context,
@@ -210,7 +174,7 @@ class VectorEnv:
             self.step(epoch, decide)
         return self.ledger.outcomes
 
-    def test(self, batches: EvaluationBatches) -> list[float]:
+    def test(self, batches: EvalBatches) -> list[float]:
         """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are
         removed."""
         for env in self.envs:
@@ -229,9 +193,7 @@ class VectorEnv:
         for group in self.groups:
             group.synchronize()
         correct = dict(
-            zip(
-                map(id, self.groups), bring_home([torch.stack(found).sum(0) for found in counts]), strict=True
-            )
+            zip(map(id, self.groups), to_host([torch.stack(found).sum(0) for found in counts]), strict=True)
         )
         targets = sum(batch.y.numel() for batch in batches.batches())
         return [100.0 * correct[id(self.group_of(env))][env.row] / targets for env in self.envs]
@@ -239,36 +201,3 @@ class VectorEnv:
     def group_of(self, env: ParallelEnvState) -> EnvGroup:
         """The population that an env lives in."""
         return self._group_of[env.env_idx]
-
-    # -- inside ----------------------------------------------------------------------------------------------
-
-    def _generators(self, group: EnvGroup, epoch: int) -> dict[int, torch.Generator]:
-        return {
-            env.env_idx: torch.Generator().manual_seed(
-                stream_seed(self.rules.root_seed, "sampling", self.episode, env.world, epoch)
-            )
-            for env in group.envs
-        }
-
-    def _tally(self, group: EnvGroup, wanted: dict[int, list[Coalition]]) -> ValidationTally:
-        tally = None
-        for batch in self.validation:
-            # A batch for one network: images have no lane axis of their own, everything else a leading one.
-            x = batch.x if group.model.layout.image else batch.x[0]
-            tally = process_fused_val_batch(
-                group,
-                x.to(group.device),
-                batch.y[0].to(group.device),
-                self.criterion,
-                coalitions=wanted,
-                tally=tally,
-            )
-        assert tally is not None, "a validation set has at least one batch"
-        return tally
-
-    def _revalidate(self, env: ParallelEnvState) -> None:
-        """Measure one env's network as it is now."""
-        group = self._group_of[env.env_idx]
-        alone = EnvGroup(group.model, group.optimizer, group.device, group.stream, [env], group.autocast)
-        wanted = plan_coalitions(alone, self._generators(alone, self.rules.max_epochs))
-        finish_validation([alone], [self._tally(alone, wanted)])

@@ -23,6 +23,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
 from esper.simic.rewards import RewardEngine
 from esper.simic.seed_management import calculate_entropy_anneal_steps
+from esper.simic.sensors import registered_sensors
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
@@ -36,20 +37,22 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.probe import schedule_teacher
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
-from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, columns, schema
+from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
+from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
+from esper.tamiyo.shipped import shipped_schedules
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
 
-FEATURE_NAMES = [feature.name for feature in (*BASE, *SLOT)]
 AMP_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 _stop = threading.Event()
@@ -174,7 +177,7 @@ def build_trainer(
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
     )
-    trainer = VectorizedPPOTrainer(
+    return VectorizedPPOTrainer(
         RunContext(
             config=config,
             env=env,
@@ -188,8 +191,6 @@ def build_trainer(
             stop=stop_requested,
         )
     )
-    env.rules = replace(env.rules, charge=trainer.charge)
-    return trainer
 
 
 class Unscaled(RewardNormalizer):
@@ -204,6 +205,7 @@ def build_env(
     config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
 ) -> VectorEnv:
     """Populations on the devices in turn, one stream each, and the batches for them."""
+    sensors = registered_sensors(config.sensors)
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
     rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
@@ -240,6 +242,7 @@ def build_env(
             autocast=autocast_for(config, place),
             loss_scaling=config.amp == "fp16",
             twins=config.twins,
+            extra_sensors=sensors,
         )
         for members, count, place in zip(ids, rows, places, strict=True)
     ]
@@ -267,11 +270,13 @@ def build_agent(
     state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> PPOAgent:
     """A new agent from the seed's own stream, or the one in a checkpoint."""
+    extra = [sensor.feature for sensor in registered_sensors(config.sensors)]
+    slot_features = (*SLOT, *extra)
     if state is not None:
         return PPOAgent.from_state(
             agent_part(state[0]),
             state[1]["agent"],
-            feature_schema=schema(),
+            feature_schema=schema(extra),
             device=device,
             origin="checkpoint",
         )
@@ -290,13 +295,19 @@ def build_agent(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_seed(config.seed, "policy"))
         network = TamiyoNetwork(
-            base_dim=BASE_DIM, slot_dim=SLOT_DIM, hidden=config.hidden, memory_horizon=env.rules.max_epochs
+            base_dim=width(BASE),
+            slot_dim=width(slot_features),
+            hidden=config.hidden,
+            memory_horizon=env.rules.max_epochs,
         )
     network.prefer(config.patience)
-    if unknown := [name for name in config.blind if name not in FEATURE_NAMES]:
-        raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(FEATURE_NAMES)}")
-    network.deprive(columns(BASE, config.blind), columns(SLOT, config.blind), memory=config.memory)
-    policy = RecurrentPolicy(network.to(device), feature_schema=schema(), bf16=config.ppo.bf16)
+    known = [feature.name for feature in (*BASE, *slot_features)]
+    if unknown := [name for name in config.blind if name not in known]:
+        raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(known)}")
+    network.mask_inputs(
+        columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory
+    )
+    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), bf16=config.ppo.bf16)
     return PPOAgent(
         policy,
         ppo,
@@ -314,12 +325,9 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
         return None
     if config.teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
-    from esper.proof.cohorts import teacher
-    from esper.proof.policies import shipped_schedules
-    from esper.proof.search import load_schedules
-
-    path = shipped_schedules(task) if config.teacher == "schedule" else config.teacher
-    return teacher(task, load_schedules(path, task), config.envs)
+    path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
+    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
+    return schedule_teacher(task, schedules, config.envs)
 
 
 def build_policy(config: TrainingConfig) -> PolicyProtocol:

@@ -256,9 +256,14 @@ class VectorizedPPOTrainer:
         step: PolicyStep,
         result: ActionResult,
     ) -> None:
-        """One column of the rollout, and the round's counts."""
+        """Store one column of the rollout and update the round's counts. Penalties go to columns that are
+        stored already, so they come first."""
         decisions, normalizer = self.decisions, self.context.normalizer
         decisions.offered += seen.masks.op.sum(0)
+        for env_idx, amount in result.penalties:
+            decisions.rewards.append(amount)
+            if self.agent is not None:
+                self.agent.buffer.add_penalty(env_idx, normalizer.normalize(amount))
         decisions.rewards += result.rewards
         for outcome, decided in zip(result.outcomes, result.valid, strict=True):
             decisions.counts[outcome.spec.op.name] += decided
@@ -278,12 +283,6 @@ class VectorizedPPOTrainer:
                 valid=valid,
             )
         self.hidden, self.reset = step.hidden, ~valid
-
-    def charge(self, env_idx: int, amount: float) -> None:
-        """A rollback's price, at the moment of panic: on the env's last stored row, which it ends."""
-        self.decisions.rewards.append(amount)
-        if self.agent is not None:
-            self.agent.buffer.add_penalty(env_idx, self.context.normalizer.normalize(amount))
 
     def _update(self, result: ActionResult) -> None:
         """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the

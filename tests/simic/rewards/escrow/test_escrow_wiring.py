@@ -98,9 +98,7 @@ class Episode:
         task = small_task("digits_impaired", epochs=EPOCHS, steps=3, val_size=96, objective=PRICES)
         self.env = make_env(task, ENVS, root_seed=seed)
         self.main, self.engines = main, {choice: make_engine(choice) for choice in ALL}
-        self.env.rules = replace(
-            self.env.rules, reward=self.reward, rollback_reward=self.rollback, charge=self.charge
-        )
+        self.env.rules = replace(self.env.rules, reward=self.reward, rollback_reward=self.rollback)
         self.buffer = RolloutBuffer(ENVS, EPOCHS, 3, base_dim=1, slot_dim=1, hidden=1)
         self.buffer.begin(self.buffer.hidden)
         self.rows: dict[Choice, list[list[dict[str, float]]]] = {
@@ -147,9 +145,6 @@ class Episode:
                 rows[env][-1][name] = rows[env][-1].get(name, 0.0) + amount
         return paid[self.main]
 
-    def charge(self, env: int, amount: float) -> None:
-        self.charged.append((env, self.buffer.length, self.buffer.add_penalty(env, amount)))
-
     def hand_over(self) -> None:
         for choice, engine in self.engines.items():
             stored = json.loads(json.dumps(engine.state()))
@@ -158,6 +153,8 @@ class Episode:
 
     def store(self, seen, result, reset: torch.Tensor) -> None:
         """What a trainer does with a step."""
+        for env, amount in result.penalties:
+            self.charged.append((env, self.buffer.length, self.buffer.add_penalty(env, amount)))
         zero, rewards = torch.zeros(ENVS), torch.tensor(result.rewards)
         obs = PolicyObservation(zero[:, None], torch.zeros(ENVS, 3, 1), torch.full((ENVS, 3), -1))
         taken = PolicyStep(

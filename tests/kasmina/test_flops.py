@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from esper.kasmina import MorphogeneticModel, NetworkRow
+from esper.kasmina import FlopMeter, MorphogeneticModel, NetworkRow
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
-from esper.proof import FlopMeter
 from esper.runtime.tasks import get_task_spec
 from helpers import EAGER, bring
 
@@ -25,7 +24,8 @@ LIGHT = {"r0c0": conv(64, 2, 2, 3), "r0c1": conv(16, 4, 4, 3), "r0c2": conv(4, 8
 
 def network(**changes) -> tuple[FlopMeter, MorphogeneticModel]:
     task = replace(get_task_spec("digits_impaired"), **EAGER, **changes)
-    return FlopMeter(task), task.build_model(1, [0])
+    model = task.build_model(1, [0])
+    return FlopMeter(model), model
 
 
 def per_sample(meter: FlopMeter, model: MorphogeneticModel) -> int:
@@ -36,6 +36,15 @@ def test_a_host_alone_costs_three_passes():
     meter, model = network()
     assert meter.segments == HOST
     assert per_sample(meter, model) == 3 * sum(HOST)
+
+
+def test_the_size_of_the_population_does_not_matter():
+    population = get_task_spec("digits_impaired").build_model(8, range(8))
+    _, model = network()
+    bring(model, "r0c1", "conv_light", SeedStage.FOSSILIZED)
+    meter = FlopMeter(population)
+    assert meter.segments == HOST
+    assert per_sample(meter, model) == 3 * (sum(HOST) + LIGHT["r0c1"])
 
 
 def test_a_seed_costs_nothing_before_it_trains_and_three_passes_once_it_is_blended():
@@ -87,4 +96,4 @@ def test_attention_is_counted():
         2 * tokens * width * width * (4 + 8) + 2 * 2 * tokens * tokens * width
     )  # projections and MLP; scores and values
     output = 2 * tokens * width * spec["vocabulary"]
-    assert FlopMeter(task).segments == [block] * 3 + [output]
+    assert FlopMeter(task.build_model(1, [0])).segments == [block] * 3 + [output]

@@ -1,0 +1,58 @@
+"""Evaluation of policies on numbered networks, without rewards or learning.
+
+A network's number and a root seed fix its initial weights, its data and their order, its condition and the
+random numbers for its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from esper.runtime.data import (
+    SharedBatchIterator,
+    Split,
+    load_dataset,
+    validation_batches,
+    validation_split,
+)
+from esper.runtime.tasks import TaskSpec
+from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
+
+HELD_OUT, TRAINING = -1, 0
+"""Root seeds. The root seed of a training run is 0 or more, so no policy was trained or chosen on the held-out
+networks."""
+
+
+@lru_cache(maxsize=2)
+def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
+    return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
+
+
+def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
+    """One population with an env for each seed, without a reward."""
+    split = split_of(task.dataset, task.val_size, task.block, root_seed)
+    batches = SharedBatchIterator(
+        split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
+    )
+    group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
+    return VectorEnv(
+        task,
+        [group],
+        batches,
+        validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
+        action_rules(task, root_seed=root_seed),
+    )
+
+
+def populations(
+    task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
+) -> Iterator[VectorEnv]:
+    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
+    the other."""
+    # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
+    seeds, size = sorted(seeds), size or task.population
+    parts = -(-len(seeds) // size)
+    for i in range(parts):
+        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
+        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
