@@ -30,7 +30,6 @@ from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import BatchSummary
 from esper.simic.training.action_execution import measure
 from esper.simic.training.vector_env import Ledger
-from esper.tamiyo.scripted import Memoryless
 from esper.tolaria.governor import GovernorState
 
 if TYPE_CHECKING:
@@ -129,9 +128,6 @@ class EnvValues:
     val_loss: float
     val_correct: Count
     val_total: Count
-    epoch_rewards: dict[str, float]
-    epoch_counts: dict[str, Count]
-    epoch_successes: dict[str, Count]
     episode_idx: Count
     sensors: dict[str, list[float]]
     germinated: Count
@@ -159,13 +155,11 @@ class EnvState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """An unfinished round. Data, rewards, policies and scalers decode their own state."""
+    """An unfinished round. Data, rewards and scalers decode their own state."""
 
     data: dict[str, Any]
     rewards: dict[str, Any]
     decisions: DecisionsState
-    policy: dict[str, Any]
-    teacher: dict[str, Any]
     ledger: LedgerState
     scalers: list[dict[str, Any]]
     envs: list[EnvState]
@@ -186,6 +180,9 @@ class Header:
     """Decoded by the agent."""
     progress: ProgressState
     best: BestState
+    policy: dict[str, Any]
+    """Decoded by the policy, as is the teacher's by the teacher."""
+    teacher: dict[str, Any] | None
     normalizer: RewardScaleState
     recorder: RecorderState
     round: RoundState | None
@@ -462,6 +459,8 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
             "history": [asdict(summary) for summary in progress.history],
         },
         "best": {"score": best.score, "round_idx": best.round_idx},
+        "policy": context.policy.state(),
+        "teacher": None if context.teacher is None else context.teacher.state(),
         "normalizer": context.normalizer.state_dict(),
         "recorder": trainer.recorder.state(),
         "round": _capture_round(trainer, tensors) if progress.epoch else None,
@@ -470,7 +469,7 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
 
 
 def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    env, policy = trainer.env, trainer.context.policy
+    env = trainer.env
     if trainer.hidden is not None:
         tensors |= {"hidden.h": trainer.hidden[0], "hidden.c": trainer.hidden[1]}
     tensors["reset"] = trainer.reset
@@ -478,8 +477,6 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
         "data": env.train.state(),
         "rewards": trainer.context.rewards.state(),
         "decisions": _decided(trainer.decisions),
-        "policy": policy.state() if isinstance(policy, Memoryless) else {},
-        "teacher": trainer.teacher.state() if isinstance(trainer.teacher, Memoryless) else {},
         "ledger": {field.name: getattr(env.ledger, field.name) for field in fields(LedgerState)},
         "scalers": [group.scaler.state_dict() for group in env.groups],
         "envs": [_capture_env(group, member, tensors) for group in env.groups for member in group.envs],
@@ -531,13 +528,18 @@ def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
     the trainer changes, so a checkpoint that does not fit leaves the run directory as it is."""
     header = checkpoint.header
     try:
-        progress = trainer.progress
+        progress, context = trainer.progress, trainer.context
         progress.round_idx, progress.epoch = header.finished
         progress.history[:] = header.progress.history
         like = None if trainer.agent is None else trainer.agent.policy
         trainer.best.load(header.best, checkpoint.tensors, like)
-        trainer.context.normalizer.load_state_dict(asdict(header.normalizer))
+        context.normalizer.load_state_dict(asdict(header.normalizer))
         trainer.recorder.load_state(asdict(header.recorder))
+        context.policy.load_state(header.policy)
+        if context.teacher is not None:
+            if header.teacher is None:
+                raise StructureError("field teacher is null, but this run has a teacher")
+            context.teacher.load_state(header.teacher)
         if header.round is not None:
             _restore_round(trainer, checkpoint.tensors, header.round)
     except EsperError as error:
@@ -566,10 +568,6 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
     decisions.offered[:] = torch.tensor(state.decisions.offered)
     decisions.counts, decisions.successes = state.decisions.counts, state.decisions.successes
     decisions.rewards = state.decisions.rewards
-    for policy, stored in ((trainer.context.policy, state.policy), (trainer.teacher, state.teacher)):
-        if isinstance(policy, Memoryless):
-            policy.begin(trainer.num_envs)
-            policy.load_state(stored)
     env.ledger = Ledger(**{field.name: getattr(state.ledger, field.name) for field in fields(LedgerState)})
     hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
     trainer.hidden = (hidden[0], hidden[1]) if hidden else None

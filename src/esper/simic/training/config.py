@@ -130,6 +130,8 @@ class TrainingConfig:
     teacher_updates: int = 4
     """Number of updates from each round of the teacher."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
+    """Thresholds of the heuristic, as policy and as teacher. Those that are left at their defaults are
+    replaced by the tuned ones that ship for the task, if there are any."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

@@ -46,7 +46,7 @@ from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
-from esper.tamiyo.shipped import shipped_schedules
+from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def build_trainer(
             config=config,
             env=env,
             agent=agent,
-            policy=agent.policy if agent is not None else build_policy(config),
+            policy=agent.policy if agent is not None else build_policy(config, task),
             teacher=build_teacher(config, task),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
@@ -323,14 +323,21 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher is None:
         return None
     if config.teacher == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
+        return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
     return schedule_teacher(task, schedules, config.envs)
 
 
-def build_policy(config: TrainingConfig) -> PolicyProtocol:
+def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
     """A policy that does not learn."""
     if config.policy == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
-    return RandomValid(config.seed, range(config.envs)) if config.policy == "random" else AlwaysWait()
+        return build_heuristic(config, task)
+    if config.policy == "random":
+        return RandomValid(config.seed, range(config.envs))
+    return AlwaysWait()
+
+
+def build_heuristic(config: TrainingConfig, task: TaskSpec) -> Heuristic:
+    """The heuristic with the thresholds that ship for the task, changed where the config changes them."""
+    return Heuristic(config.heuristic.over(tuned_thresholds(task.name)), config.envs)

@@ -29,14 +29,12 @@ from esper.leyline import (
     PolicyProtocol,
     PolicyStep,
     stack_reports,
-    stream_seed,
 )
 from esper.simic.contracts import BatchSummary
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.checkpoint import BestPolicy
 from esper.tamiyo.policy import action_uniforms, map_tensors
-from esper.tamiyo.scripted import Memoryless, RandomValid
 
 if TYPE_CHECKING:
     from esper.simic.agent.normalization import RewardNormalizer
@@ -163,9 +161,9 @@ class VectorizedPPOTrainer:
         self.set_rent()
         for env in self.env.envs:
             self.context.rewards.begin_episode(env.env_idx)
-        for policy in (self.context.policy, self.context.teacher):
-            if isinstance(policy, Memoryless):
-                policy.begin(self.num_envs)
+        self.context.policy.begin(self.num_envs)
+        if self.context.teacher is not None:
+            self.context.teacher.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -244,11 +242,6 @@ class VectorizedPPOTrainer:
                 reset=self.reset,
                 given=given,
             )
-        if isinstance(
-            self.context.policy, RandomValid
-        ):  # counted by epoch, so that a resumed run draws the same
-            seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
-            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
         return self.context.policy.act(obs, self.hidden, masks)
 
     def _record(
