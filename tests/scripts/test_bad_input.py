@@ -27,7 +27,7 @@ SECONDS = 20
 SAMPLE = 40
 SMALL = (
     *("--task", "digits_impaired", "--envs", "2", "--episode-length", "4", "--steps-per-epoch", "1"),
-    *("--val-size", "32", "--hidden", "16"),
+    *("--val-size", "32", "--hidden", "16", "--population", "8"),
 )
 
 

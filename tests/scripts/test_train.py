@@ -38,6 +38,8 @@ SMALL = [
     "32",
     "--hidden",
     "16",
+    "--population",
+    "8",
 ]
 
 
@@ -91,6 +93,7 @@ def test_a_run_leaves_its_directory_behind(tmp_path: Path) -> None:
         "steps_per_epoch": "1",
         "val_size": "32",
         "hidden": "16",
+        "population": "8",
         "rounds": "2",
         "telemetry_dir": "D",
         "ppo.lr": "3e-4",

@@ -265,7 +265,8 @@ show: every setting with its origin; presets, tasks: what there is to choose fro
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = import_modules(sys.argv[1:] if arguments is None else arguments)
-        if given and given[0] in ("-h", "--help"):
+        asks_for_help = not {"-h", "--help"}.isdisjoint(given)
+        if asks_for_help and given[0] != "show":  # `show` takes the flags of `esper train`, and their help
             print(USAGE)
             return 0
         if not given:

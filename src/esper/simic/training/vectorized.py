@@ -103,8 +103,13 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         )
     if config.amp == "fp16" and task.population != 1:
         raise EsperError(
-            f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot serve "
-            "several networks; allowed: population 1, or amp bf16"
+            f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot "
+            "serve several networks; allowed: population 1, or amp bf16"
+        )
+    if task.population % config.twins:
+        raise EsperError(
+            f"config: twins {config.twins} with population {task.population} of task {task.name}: twins share "
+            "a population, so its size must be a multiple of their number"
         )
     return task
 
@@ -201,11 +206,13 @@ class Unscaled(RewardNormalizer):
 def build_env(
     config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
 ) -> VectorEnv:
-    """Populations on the devices in turn, one stream each, and the batches for them."""
+    """Populations on the devices in turn, one stream each, and the batches for them.
+
+    Every population has the task's width, whatever the number of envs: env i is always row i % width of
+    population i // width. Rows without an env are trained like the others and cost as much."""
     sensors = registered_sensors(config.sensors)
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
-    rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
     if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
@@ -223,14 +230,14 @@ def build_env(
         task.batch_size,
         steps_per_epoch=task.steps_per_epoch,
         seed=config.seed,
-        rows=rows,
+        rows=[size] * len(ids),
         devices=places,
     )
     groups = [
         create_env_group(
             task,
             members,
-            population=count,
+            population=size,
             device=place,
             root_seed=config.seed,
             governor=config.governor,
@@ -241,7 +248,7 @@ def build_env(
             twins=config.twins,
             extra_sensors=sensors,
         )
-        for members, count, place in zip(ids, rows, places, strict=True)
+        for members, place in zip(ids, places, strict=True)
     ]
     rules = replace(
         action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
