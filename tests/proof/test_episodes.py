@@ -10,9 +10,9 @@ import torch
 from esper.kasmina import FlopMeter
 from esper.leyline import EsperError, SeedStage
 from esper.proof import play
-from esper.proof.episodes import finish_round, parse_task
+from esper.proof.episodes import finish_round
 from esper.runtime.data import load_dataset
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from esper.proof.episodes import Played, parse_task
+from esper.proof.episodes import Played
 from esper.proof.grown import PLAIN, RECORD, check_empty, evaluate, network_to_grow
 from esper.proof.grown import grow as grow_network
-from esper.runtime.tasks import Condition, TaskSpec
+from esper.runtime.tasks import Condition, TaskSpec, parse_task
 from esper.scripts.karn import console
 from esper.scripts.prove import bars, task_command, writable
 

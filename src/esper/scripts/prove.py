@@ -31,10 +31,9 @@ from esper._files import write_atomic
 from esper.leyline import EsperError
 from esper.proof.compare import ProofConfig
 from esper.proof.compare import prove as compare
-from esper.proof.episodes import parse_task
 from esper.proof.page import page, tables
 from esper.proof.search import Track, refine_schedules, search_schedules
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import TaskSpec, parse_task
 from esper.scripts.cli import fail, import_modules
 from esper.scripts.karn import console, reader
 from esper.simic.training.probe import task_schedules

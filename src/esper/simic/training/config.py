@@ -29,11 +29,11 @@ from esper.leyline import (
     LossRewardConfig,
     RewardConfig,
     RewardFamily,
-    RewardMode,
     SlotConfig,
     allowed,
 )
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
@@ -158,6 +158,9 @@ class TrainingConfig:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
+        check_reward_mode(self.reward.mode)
+        for mode in self.ab_reward_modes:
+            check_reward_mode(mode, "ab_reward_modes")
         for message in self._contradictions():
             raise EsperError(f"config: {message}")
 
@@ -216,7 +219,7 @@ class TrainingConfig:
                     f"reward.mode {mode} with reward_family loss, which has no modes; allowed: "
                     f"reward_family contribution, or reward.mode {default_mode}, the default"
                 )
-        size_is_free = self.reward_family is RewardFamily.LOSS or mode in _MODES_WITHOUT_RENT
+        size_is_free = self.reward_family is RewardFamily.LOSS or not prices_size(mode)
         if self.rent_curriculum and size_is_free:
             yield (
                 f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode "
@@ -248,9 +251,6 @@ class TrainingConfig:
         return cls(**_nested(leaves))
 
 
-_MODES_WITHOUT_RENT = (RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
-
-
 # -- settings by dotted path ---------------------------------------------------------------------------------
 
 
@@ -267,8 +267,18 @@ def _paths(section: Any, prefix: str = "") -> dict[str, Any]:
     return paths
 
 
+def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
+    return sections
+
+
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
+SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
+"""Every section by its dotted path, with its dataclass."""
 
 _ROUNDS = 10_000_000
 _LIMITS: Mapping[str, tuple[float, float]] = {
@@ -455,7 +465,7 @@ def _leaves(
             raise unknown_word(f"{origin}: unknown key", path, sorted(prefix + name for name in siblings))
         elif isinstance(value, Mapping):
             inside = _leaves(value, origin, text=text, prefix=f"{path}.")
-        elif is_dataclass(value) and type(value) is _SECTIONS[path]:
+        elif is_dataclass(value) and type(value) is SECTIONS[path]:
             inside = _leaves(_shallow(value), origin, prefix=f"{path}.")
         else:
             raise EsperError(f"{origin}: {path} is {shorten(value)}, must be a section with keys of its own")
@@ -464,17 +474,6 @@ def _leaves(
             raise EsperError(f"{origin}: {', '.join(sorted(twice))} is given twice")
         leaves |= inside
     return leaves
-
-
-def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for name, kind in kinds(section).items():
-        if is_dataclass(kind):
-            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
-    return sections
-
-
-_SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
