@@ -90,7 +90,7 @@ def flag_cases() -> Iterator[Case]:
             yield Case(f"flag {path} maybe", arguments("train", f"{flag}=maybe"), (flag,))
             continue
         texts = ["bogus", "\x1b[2J"] if choices(kind) else BAD_TEXT[kind]
-        for text in {texts[n % len(texts)], texts[(n + 1) % len(texts)]}:
+        for text in dict.fromkeys((texts[n % len(texts)], texts[(n + 1) % len(texts)])):
             yield Case(f"flag {path} {text[:20]!r}", arguments("train", flag, text), (path.split(".")[-1],))
 
 

@@ -181,7 +181,7 @@ class Header:
     progress: ProgressState
     best: BestState
     policy: dict[str, Any]
-    """Decoded by the policy, as the next field is by the teacher."""
+    """Decoded by the policy, as is the teacher's by the teacher."""
     teacher: dict[str, Any] | None
     normalizer: RewardScaleState
     recorder: RecorderState
@@ -528,16 +528,18 @@ def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
     the trainer changes, so a checkpoint that does not fit leaves the run directory as it is."""
     header = checkpoint.header
     try:
-        progress = trainer.progress
+        progress, context = trainer.progress, trainer.context
         progress.round_idx, progress.epoch = header.finished
         progress.history[:] = header.progress.history
         like = None if trainer.agent is None else trainer.agent.policy
         trainer.best.load(header.best, checkpoint.tensors, like)
-        trainer.context.policy.load_state(header.policy)
-        if trainer.context.teacher is not None and header.teacher is not None:
-            trainer.context.teacher.load_state(header.teacher)
-        trainer.context.normalizer.load_state_dict(asdict(header.normalizer))
+        context.normalizer.load_state_dict(asdict(header.normalizer))
         trainer.recorder.load_state(asdict(header.recorder))
+        context.policy.load_state(header.policy)
+        if context.teacher is not None:
+            if header.teacher is None:
+                raise StructureError("field teacher is null, but this run has a teacher")
+            context.teacher.load_state(header.teacher)
         if header.round is not None:
             _restore_round(trainer, checkpoint.tensors, header.round)
     except EsperError as error:
