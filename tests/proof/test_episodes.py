@@ -36,6 +36,9 @@ class Watching:
     def initial_hidden(self, num_envs):
         return self.policy.initial_hidden(num_envs)
 
+    def begin(self, num_envs):
+        self.policy.begin(num_envs)
+
     def act(self, obs, hidden, masks, *, deterministic=False):
         self.seen.append(obs)
         return self.policy.act(obs, hidden, masks)

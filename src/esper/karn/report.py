@@ -187,7 +187,7 @@ def _learning(views: Views) -> str:
             "Accuracy",
             x,
             series("avg_accuracy", "avg_committed_accuracy", "avg_val_accuracy"),
-            note="(points) At the last epoch: with all blended seeds, and with fossilized seeds only. Also the "
+            note="(points) At the last epoch with all blended seeds and with fossilized seeds only, and the "
             "mean over all epochs.",
         ),
         lines("Reward", x, series("avg_reward"), note="Mean total reward of an episode."),

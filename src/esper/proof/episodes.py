@@ -87,6 +87,7 @@ def finish_round(
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
     """Play a round that has begun to its end, and test what it left."""
+    policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
     decisions: list[list[Decision]] = [[] for _ in env.envs]

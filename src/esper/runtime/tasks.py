@@ -303,7 +303,7 @@ class TaskSpec:
             gates=self.gates,
             pacing=self.pacing,
             incubation=self.incubation,
-            seeds=seeds,
+            random_seeds=seeds,
         )
 
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:

@@ -9,14 +9,16 @@ envs, nor of its group or row.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper._files import decode
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import Dataset, Split
 from esper.runtime.data.formats import DataError
@@ -189,6 +191,16 @@ class EnvStream:
                 rng = np.random.default_rng(stream_seed(seed, "augment", episode, env, number))
                 self._code[:] = rng.integers(self._num_codes, size=None if self._shared_code else size)
         return self._order, self._code
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """The part of a SharedBatchIterator's state that changes."""
+
+    episode: Annotated[int, msgspec.Meta(ge=0)]
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    train_size: list[int]
+    label_noise: list[float]
 
 
 class SharedBatchIterator:
@@ -366,8 +378,10 @@ class SharedBatchIterator:
             field for field in ("episode", "step", "train_size", "label_noise") if field not in state
         ]:
             raise DataError(f"saved data position lacks {', '.join(missing)}")
-        self.begin_episode(state["episode"], train_size=state["train_size"], label_noise=state["label_noise"])
-        self._step = state["step"]
+        own = {field.name: state[field.name] for field in fields(_Position)}
+        position = decode(_Position, own, "saved data position")
+        self.begin_episode(position.episode, train_size=position.train_size, label_noise=position.label_noise)
+        self._step = position.step
 
     def _identity(self) -> dict[str, Any]:
         return {
