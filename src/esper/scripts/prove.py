@@ -29,9 +29,9 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from esper._charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
 from esper._files import write_atomic
 from esper._statistics import Estimate
-from esper.karn.charts import RIGHT, WIDTH, figure, number, stacked, tag, ticks
 from esper.leyline import EsperError, LifecycleOp
 from esper.proof.compare import LEARNED, ProofConfig
 from esper.proof.compare import prove as compare
