@@ -65,6 +65,7 @@ def play(
     """One episode, or its first epochs, under a policy that takes its most likely actions; outcomes in env
     order."""
     env.begin_round(episode)
+    policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     for epoch in range(1, (epochs or env.rules.max_epochs) + 1):
         env.train_epoch(epoch)

@@ -12,8 +12,8 @@ import torch
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.proof import play
 from esper.proof.cohorts import oracle, priced, widened, with_fossils
-from esper.proof.episodes import Fossil, parse_task
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.proof.episodes import Fossil
+from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env, populations
 from esper.simic.training.probe import Probe, Probing, fit_probe, flat
 from esper.tamiyo import AlwaysWait, Planting

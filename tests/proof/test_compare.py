@@ -11,9 +11,8 @@ import pytest
 from esper.leyline import EsperError
 from esper.proof import play, prove
 from esper.proof.compare import MEASURES, ProofConfig, growth_by_condition
-from esper.proof.episodes import parse_task
 from esper.proof.policies import simple_makers
-from esper.runtime.tasks import draw_condition
+from esper.runtime.tasks import draw_condition, parse_task
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.schedules import ScheduleResult, Schedules

@@ -10,9 +10,9 @@ import torch
 from esper.kasmina import FlopMeter
 from esper.leyline import EsperError, SeedStage
 from esper.proof import play
-from esper.proof.episodes import finish_round, parse_task
+from esper.proof.episodes import finish_round
 from esper.runtime.data import load_dataset
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
@@ -35,6 +35,9 @@ class Watching:
 
     def initial_hidden(self, num_envs):
         return self.policy.initial_hidden(num_envs)
+
+    def begin(self, num_envs):
+        self.policy.begin(num_envs)
 
     def act(self, obs, hidden, masks, *, deterministic=False):
         self.seen.append(obs)

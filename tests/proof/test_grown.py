@@ -12,10 +12,10 @@ import torch
 from esper.kasmina import load_network
 from esper.leyline import EsperError, StructureError
 from esper.proof import play
-from esper.proof.episodes import parse_task
 from esper.proof.grown import PLAIN, RECORD, evaluate, grow
 from esper.proof.policies import simple_makers
 from esper.runtime.data import load_dataset
+from esper.runtime.tasks import parse_task
 from proof.worlds import SHIFT, policy_file
 
 TASK = "digits_impaired:episode_length=12,steps_per_epoch=6,val_size=64"

@@ -9,9 +9,10 @@ import torch
 from esper._archive import read_archive
 from esper.leyline import EsperError
 from esper.proof import play, ship_policy
-from esper.proof.episodes import parse_task
 from esper.proof.policies import Acting, simple_makers
-from esper.scripts.config import make_parser, parse
+from esper.runtime.tasks import parse_task
+from esper.scripts.config import parse
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
 from proof.worlds import SHIFT, policy
@@ -62,8 +63,8 @@ def test_the_commands_that_made_them_still_mean_the_same_settings():
         origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())
         _, *arguments = origin["command"]
         assert arguments[:2] == ["train", "ppo"]
-        config, _ = parse(make_parser("esper train", ""), arguments[1:])
-        assert config.to_json() == origin["config"]
+        config, _ = parse("esper train", "", arguments[1:])
+        assert config == TrainingConfig(**origin["config"])
 
 
 # -- acting --------------------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ import pytest
 
 from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
 from esper.proof import play, search_schedules
-from esper.proof.episodes import parse_task
 from esper.proof.search import (
     draw_schedules,
     neighbours,
     patterns,
     refine_schedules,
 )
-from esper.runtime.tasks import get_task_spec
+from esper.runtime.tasks import get_task_spec, parse_task
 from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import FixedSchedule, Planting
 from proof.worlds import IMPAIRED

@@ -30,6 +30,8 @@ TEXTS = {
     "governor.min_samples": ["5"],
     "reward.progress_weight": ["1.5"],
     "blind": ["depth", "alpha"],
+    "reward.mode": ["shaped"],
+    "sensors": ["mine", "other"],
 }
 
 

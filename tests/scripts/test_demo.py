@@ -19,6 +19,7 @@ SMALL = {
     "val_size": 48,
     "batch_size": 16,
     "hidden": 16,
+    "population": 8,
     "teacher": "heuristic",
     "teacher_rounds": 1,
 }

@@ -41,7 +41,7 @@ class JsonlOutput:
                 f"cannot write the event log {self.path}: {error.strerror or error}"
             ) from error
         try:
-            _lock(self._file, self.path)
+            lock(self._file, self.path)
             self.next_seq = _repair(self.path)
         except TelemetryError:
             self._file.close()
@@ -99,7 +99,7 @@ def truncate_log(path: Path, seq: int) -> None:
     """Keep the events below number `seq`, and event `seq` if it announces a checkpoint. A log in which one is
     missing is not changed."""
     with path.open("r+b") as file:
-        _lock(file, path)
+        lock(file, path)
         end = 0
         for number in range(seq):
             line = file.readline()
@@ -118,12 +118,12 @@ def truncate_log(path: Path, seq: int) -> None:
         os.fsync(file.fileno())
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
+def lock(file: IO[bytes], path: Path) -> None:
     """Allow one writer at a time. The lock is released when the process that holds it ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise TelemetryError(f"{path} is being written by another run that is still going on") from error
+        raise TelemetryError(f"{path.parent} is in use: another run is writing {path.name}") from error
 
 
 def _repair(path: Path) -> int:

@@ -6,21 +6,20 @@ and a whole episode's result can too."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from esper.kasmina import FlopMeter
-from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, PolicyProtocol, SeedStage, allowed
+from esper.leyline import EpisodeOutcome, LifecycleOp, PolicyProtocol, SeedStage
 from esper.runtime.data import test_batches
-from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_spec
+from esper.runtime.tasks import Condition, TaskSpec, draw_condition
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import populations, split_of
 from esper.simic.training.vector_env import VectorEnv
 
 Maker = Callable[[Sequence[int]], PolicyProtocol]
 """Makes the policy of these seeds for one episode."""
-SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +58,6 @@ class Played:
     fossils: tuple[Fossil, ...]
 
 
-def parse_task(text: str) -> TaskSpec:
-    """A task by name, or with changes: `digits_shift:base=8,episode_length=12`, of its sizes or its host."""
-    name, _, changes = text.partition(":")
-    task = get_task_spec(name)
-    host = {key: value for key, value in task.outline.spec().items() if isinstance(value, int)}
-    for change in filter(None, changes.split(",")):
-        key, _, value = change.partition("=")
-        if key not in (*SIZES, *host) or not value.isdecimal():
-            raise EsperError(
-                f"task {text!r}: {change!r} is not a whole number for one of its sizes; {allowed((*SIZES, *host))}"
-            )
-        if key in SIZES:
-            task = replace(task, **{key: int(value)})  # type: ignore[arg-type]
-        else:
-            task = replace(task, host={**task.host, key: int(value)})
-    return replace(task, name=text.lower()) if changes else task
-
-
 def play(
     task: TaskSpec,
     make_policy: Maker,
@@ -106,6 +87,7 @@ def finish_round(
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
     """Play a round that has begun to its end, and test what it left."""
+    policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
     decisions: list[list[Decision]] = [[] for _ in env.envs]

@@ -18,10 +18,10 @@ import torch
 from esper._files import write_atomic
 from esper.kasmina import FlopMeter, MorphogeneticModel, NetworkRow, load_network, save_network
 from esper.leyline import EsperError, check_number
-from esper.proof.episodes import Maker, Played, finish_round, parse_task
+from esper.proof.episodes import Maker, Played, finish_round
 from esper.proof.policies import Acting, simple_makers
 from esper.runtime.data import test_batches
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import TaskSpec, parse_task
 from esper.simic.training.evaluation import populations, split_of
 from esper.tamiyo.shipped import load_policy
 

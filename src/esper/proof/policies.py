@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -64,6 +65,15 @@ class Acting:
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.policy.initial_hidden(num_envs)
+
+    def begin(self, num_envs: int) -> None:
+        self._epoch = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["epoch"]
 
     def act(
         self,

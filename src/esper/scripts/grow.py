@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from esper.proof.episodes import parse_task
 from esper.proof.grown import PLAIN, RECORD, evaluate
 from esper.proof.grown import grow as grow_network
+from esper.runtime.tasks import parse_task
 from esper.scripts.karn import console, reader
 from esper.scripts.prove import bars, writable
 

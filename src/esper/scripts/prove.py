@@ -35,9 +35,8 @@ from esper._statistics import Estimate
 from esper.leyline import EsperError, LifecycleOp
 from esper.proof.compare import LEARNED, ProofConfig
 from esper.proof.compare import prove as compare
-from esper.proof.episodes import parse_task
 from esper.proof.search import Track, refine_schedules, search_schedules
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import TaskSpec, parse_task
 from esper.scripts.karn import console, reader
 from esper.tamiyo import Schedules, load_policy, load_schedules, save_schedules, shipped_schedules
 

@@ -371,6 +371,17 @@ class RecurrentPolicy:
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.network.initial_hidden(num_envs)
 
+    def begin(self, num_envs: int) -> None:
+        """Nothing to do: the memory of an episode is the hidden state, which the caller keeps."""
+
+    def state(self) -> dict[str, Any]:
+        """Empty: weights are saved with `save`."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise EsperError(f"a recurrent policy has no state of its own, but got fields {sorted(state)}")
+
     def distribution(
         self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor
     ) -> tuple[ActionDistribution, Tensor, Hidden]:

@@ -100,7 +100,7 @@ def test_plain_values_are_stored_as_declared() -> None:
         devices=["cpu"],
     )
     assert config.slots == ("r0c1",)
-    assert config.reward.mode is RewardMode.ESCROW
+    assert config.reward.mode == RewardMode.ESCROW
     assert type(config.reward.rent.max_rent) is type(config.ppo.lr) is float
     assert config.incubation is Incubation.STE
     assert config.auto_forward_gates == (GateLevel.G1,)

@@ -8,14 +8,16 @@ samples are a function of (seed, episode, env, step) alone: not of the other env
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper._files import decode
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import Dataset, Split
 from esper.runtime.data.formats import DataError
@@ -32,8 +34,10 @@ SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 class Batch(NamedTuple):
     """What one population trains on in one step."""
 
-    x: Tensor  # images [B, P·C, H, W] float32 in channels_last memory; text [P, B, T] int64
-    y: Tensor  # [P, B] int64; text [P, B, T]
+    x: Tensor
+    """Images [B, P·C, H, W] float32 in channels_last memory; vectors [P, B, D]; text [P, B, T] int64."""
+    y: Tensor
+    """[P, B] int64; text [P, B, T]."""
 
 
 class FusedImages:
@@ -112,6 +116,21 @@ class FusedImages:
         return Batch(found.view(batch, height, width, rows * channels).permute(0, 3, 1, 2), label)
 
 
+class FusedVectors:
+    """Resident vectors, gathered for P networks at once."""
+
+    num_codes = 1
+
+    def __init__(self, vectors: Tensor) -> None:
+        self._vectors = vectors
+
+    def plan(self, index: Tensor, label: Tensor, _code: Tensor) -> list[tuple[Tensor, ...]]:
+        return list(zip(index, label, strict=True))
+
+    def gather(self, index: Tensor, label: Tensor) -> Batch:
+        return Batch(self._vectors.index_select(0, index.reshape(-1)).view(*index.shape, -1), label)
+
+
 class FusedText:
     """Resident tokens, gathered as windows of T tokens and their successors. Code = where in [0, T) the
     windows begin."""
@@ -174,6 +193,16 @@ class EnvStream:
         return self._order, self._code
 
 
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """The part of a SharedBatchIterator's state that changes."""
+
+    episode: Annotated[int, msgspec.Meta(ge=0)]
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    train_size: list[int]
+    label_noise: list[float]
+
+
 class SharedBatchIterator:
     """Batch first: each step gives one stacked batch per group of envs; `for` over it walks one epoch of
     `steps_per_epoch`.
@@ -219,14 +248,12 @@ class SharedBatchIterator:
         )
         if len(self._devices) != len(self.groups):
             raise DataError(f"devices {devices} for {len(self.groups)} groups; allowed: one for each group")
-        self._source: FusedImages | FusedText
+        self._source: FusedImages | FusedVectors | FusedText
         if data.kind == "text":
-            self._source, self._labels = (
-                FusedText(data.train_x, split.block),
-                np.zeros(len(split.train), np.int64),
-            )
+            self._source = FusedText(data.train_x, split.block)
+            self._labels = np.zeros(len(split.train), np.int64)
         else:
-            self._source = FusedImages(data)
+            self._source = FusedImages(data) if data.kind == "image" else FusedVectors(data.train_x)
             self._labels = data.train_y.cpu().numpy()[split.train]
         self.begin_episode(0)
 
@@ -351,8 +378,10 @@ class SharedBatchIterator:
             field for field in ("episode", "step", "train_size", "label_noise") if field not in state
         ]:
             raise DataError(f"saved data position lacks {', '.join(missing)}")
-        self.begin_episode(state["episode"], train_size=state["train_size"], label_noise=state["label_noise"])
-        self._step = state["step"]
+        own = {field.name: state[field.name] for field in fields(_Position)}
+        position = decode(_Position, own, "saved data position")
+        self.begin_episode(position.episode, train_size=position.train_size, label_noise=position.label_noise)
+        self._step = position.step
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -371,10 +400,10 @@ class EvalBatches:
     """Fixed samples in a fixed order, the same for all envs; the last batch may be smaller. Images stay uint8
     until used."""
 
-    x: Tensor  # images [V, C, H, W] uint8; text [V, T]
+    x: Tensor  # images [V, C, H, W] uint8; vectors [V, D] float32; text [V, T]
     y: Tensor  # [V]; text [V, T]
     batch_size: int
-    mean: Tensor | None = None  # per channel; None for text
+    mean: Tensor | None = None  # per channel; None for vectors and text
     std_inverse: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -390,7 +419,9 @@ class EvalBatches:
     def batches(self, rows: int = 1) -> Iterator[Batch]:
         """Every batch, the same samples in each of `rows` rows."""
         for x, y in zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True):
-            if self.mean is None or self.std_inverse is None:
+            if x.is_floating_point():
+                yield Batch(x.expand(rows, -1, -1), y.expand(rows, -1))
+            elif self.mean is None or self.std_inverse is None:
                 yield Batch(x.long().expand(rows, -1, -1), y.long().expand(rows, -1, -1))
             else:
                 pixels = x.permute(0, 2, 3, 1).float().sub_(self.mean).mul_(self.std_inverse)
@@ -414,7 +445,8 @@ def validation_batches(split: Split, batch_size: int) -> EvalBatches:
     if split.block:
         at = index.unsqueeze(1) * split.block + torch.arange(split.block, device=index.device)
         return EvalBatches(data.train_x[at], data.train_y[at], batch_size)
-    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *scaling)
 
 
 def test_batches(split: Split, batch_size: int) -> EvalBatches:
@@ -423,4 +455,5 @@ def test_batches(split: Split, batch_size: int) -> EvalBatches:
     if block:
         end = (len(data.test_x) - 1) // block * block
         return EvalBatches(data.test_x[:end].view(-1, block), data.test_y[:end].view(-1, block), batch_size)
-    return EvalBatches(data.test_x, data.test_y, batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.test_x, data.test_y, batch_size, *scaling)

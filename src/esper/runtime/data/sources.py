@@ -343,7 +343,9 @@ RECIPES: dict[str, Recipe] = {
     "fashion_mnist": Recipe(
         kind="image",
         summary="Fashion-MNIST: 70,000 grey pictures of clothes, 28×28, 10 classes",
-        by_hand="install the Debian package dataset-fashion-mnist, or put the four *-ubyte.gz files into {root}",
+        by_hand=(
+            "install the Debian package dataset-fashion-mnist, or put the four *-ubyte.gz files into {root}"
+        ),
         find=find_fashion,
         fetch=(fetch_fashion,),
         read=read_fashion,

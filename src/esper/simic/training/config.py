@@ -29,11 +29,11 @@ from esper.leyline import (
     LossRewardConfig,
     RewardConfig,
     RewardFamily,
-    RewardMode,
     SlotConfig,
     allowed,
 )
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
@@ -53,8 +53,9 @@ class TrainingConfig:
     wait (never acts)."""
     rounds: int = 100
     """Number of training rounds. In each round, every env plays one episode."""
-    envs: int = 16
-    """Number of networks that are trained side by side."""
+    envs: int = 64
+    """Number of networks that are trained side by side. Whole populations are cheapest: rows without an env
+    cost as much as others."""
     twins: int = 1
     """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
     relative to their mean, which removes the noise that they share."""
@@ -88,7 +89,8 @@ class TrainingConfig:
     devices: tuple[str, ...] = ("cpu",)
     """Devices of the networks. Populations are assigned in turn; the policy is on the first device."""
     population: int | None = None
-    """Number of networks that are fused into one graph, 1 or a multiple of 8; none: the task's."""
+    """Number of networks that are fused into one graph, 1 or a multiple of 8, and a multiple of twins; none:
+    the task's. It does not follow the number of envs, so an env's result does not depend on it."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Precision of the networks' forward passes. fp16 needs a population of 1."""
     gpu_preload: bool = False
@@ -130,6 +132,8 @@ class TrainingConfig:
     teacher_updates: int = 4
     """Number of updates from each round of the teacher."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
+    """Thresholds of the heuristic, as policy and as teacher. Those that are left at their defaults are
+    replaced by the tuned ones that ship for the task, if there are any."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -154,6 +158,9 @@ class TrainingConfig:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
+        check_reward_mode(self.reward.mode)
+        for mode in self.ab_reward_modes:
+            check_reward_mode(mode, "ab_reward_modes")
         for message in self._contradictions():
             raise EsperError(f"config: {message}")
 
@@ -212,7 +219,7 @@ class TrainingConfig:
                     f"reward.mode {mode} with reward_family loss, which has no modes; allowed: "
                     f"reward_family contribution, or reward.mode {default_mode}, the default"
                 )
-        size_is_free = self.reward_family is RewardFamily.LOSS or mode in _MODES_WITHOUT_RENT
+        size_is_free = self.reward_family is RewardFamily.LOSS or not prices_size(mode)
         if self.rent_curriculum and size_is_free:
             yield (
                 f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode "
@@ -244,9 +251,6 @@ class TrainingConfig:
         return cls(**_nested(leaves))
 
 
-_MODES_WITHOUT_RENT = (RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
-
-
 # -- settings by dotted path ---------------------------------------------------------------------------------
 
 
@@ -263,8 +267,18 @@ def _paths(section: Any, prefix: str = "") -> dict[str, Any]:
     return paths
 
 
+def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
+    return sections
+
+
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
+SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
+"""Every section by its dotted path, with its dataclass."""
 
 _ROUNDS = 10_000_000
 _LIMITS: Mapping[str, tuple[float, float]] = {
@@ -451,7 +465,7 @@ def _leaves(
             raise unknown_word(f"{origin}: unknown key", path, sorted(prefix + name for name in siblings))
         elif isinstance(value, Mapping):
             inside = _leaves(value, origin, text=text, prefix=f"{path}.")
-        elif is_dataclass(value) and type(value) is _SECTIONS[path]:
+        elif is_dataclass(value) and type(value) is SECTIONS[path]:
             inside = _leaves(_shallow(value), origin, prefix=f"{path}.")
         else:
             raise EsperError(f"{origin}: {path} is {shorten(value)}, must be a section with keys of its own")
@@ -460,17 +474,6 @@ def _leaves(
             raise EsperError(f"{origin}: {', '.join(sorted(twice))} is given twice")
         leaves |= inside
     return leaves
-
-
-def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for name, kind in kinds(section).items():
-        if is_dataclass(kind):
-            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
-    return sections
-
-
-_SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
 
 
 def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -530,14 +533,23 @@ PRESETS: Mapping[str, Preset] = {
     "digits_shift": Preset(
         "find out what is wrong with each network", {"task": "digits_shift", **_SHORT, "rounds": 10}
     ),
-    "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
+    "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline", "envs": 16}),
     "cifar_baseline_stable": Preset(
         "the same with smaller steps and twice the rounds",
-        {"task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4},
+        {
+            "task": "cifar_baseline",
+            "envs": 16,
+            "rounds": 200,
+            "ppo.clip": 0.1,
+            "ppo.lr": 3e-4,
+            "ppo.lr_end": 3e-4,
+        },
     ),
     "cifar_scale": Preset("five blocks and five slots on CIFAR-10", {"task": "cifar_scale", "envs": 8}),
-    "cifar_impaired": Preset("a host of 77 parameters that must grow", {"task": "cifar_impaired"}),
-    "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal"}),
+    "cifar_impaired": Preset(
+        "a host of 77 parameters that must grow", {"task": "cifar_impaired", "envs": 16}
+    ),
+    "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal", "envs": 16}),
     "tinystories": Preset(
         "a language model of 30 million parameters",
         {"task": "tinystories", "envs": 4, "amp": "bf16", "checkpoint_every": 1},

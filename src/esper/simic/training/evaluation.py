@@ -48,11 +48,10 @@ def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int)
 def populations(
     task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
 ) -> Iterator[VectorEnv]:
-    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
-    the other."""
+    """Envs for the seeds in populations of `size` (by default the task's), one after the other. The last one
+    is as wide as the others: its idle rows cost time, and a network's result does not depend on how many are
+    evaluated."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
     seeds, size = sorted(seeds), size or task.population
-    parts = -(-len(seeds) // size)
-    for i in range(parts):
-        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
-        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
+    for first in range(0, len(seeds), size):
+        yield open_env(task, seeds[first : first + size], root_seed=root_seed, rows=size)

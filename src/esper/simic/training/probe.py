@@ -17,7 +17,7 @@ from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import TRAINING, populations
 from esper.tamiyo import FixedSchedule
 from esper.tamiyo.schedules import Pattern, Schedule, Schedules
-from esper.tamiyo.scripted import Memoryless
+from esper.tamiyo.scripted import ScriptedPolicy
 
 Array = npt.NDArray[np.float64]
 RIDGE = 10.0
@@ -65,15 +65,15 @@ def fit_probe(
     )
 
 
-class Probing(Memoryless):
+class Probing(ScriptedPolicy):
     """Looks after the first epoch, then follows the schedule of the pattern that it sees."""
 
     def __init__(self, probe: Probe, by_pattern: Mapping[Pattern, Schedule]) -> None:
         self.probe, self.by_pattern = probe, by_pattern
         self.begin(0)
 
-    def begin(self, envs: int) -> None:
-        self._seen: list[Pattern] = []
+    def begin(self, num_envs: int) -> None:
+        self._follow([])
 
     def state(self) -> dict[str, Any]:
         return {"seen": [list(pattern) for pattern in self._seen], "following": self._following.state()}
@@ -83,7 +83,8 @@ class Probing(Memoryless):
         self._following.load_state(state["following"])
 
     def _follow(self, seen: list[Pattern]) -> None:
-        self._seen, self._following = seen, FixedSchedule([self.by_pattern[pattern] for pattern in seen])
+        self._seen = seen
+        self._following = FixedSchedule([self.by_pattern[pattern] for pattern in seen])
 
     def act(
         self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
