@@ -65,6 +65,7 @@ def play(
     """One episode, or its first epochs, under a policy that takes its most likely actions; outcomes in env
     order."""
     env.begin_round(episode)
+    policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     for epoch in range(1, (epochs or env.rules.max_epochs) + 1):
         env.train_epoch(epoch)
@@ -97,6 +98,8 @@ def outcomes(
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
+    if len(values) < 2:
+        return statistics.mean(values), math.inf
     z, n = 1.959964, len(values) - 1
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))

@@ -27,7 +27,7 @@ from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
-from esper.tamiyo.shipped import SHIPPED, THRESHOLDS
+from esper.tamiyo.shipped import SHIPPED, THRESHOLDS, THRESHOLDS_VERSION
 
 TASKS = ("digits_shift", "digits_impaired", "digits_baseline", "digits_scale")
 """The order matters: all draw from one random stream."""
@@ -168,6 +168,7 @@ def main() -> None:
             "envs": count,
             "gain": scores[chosen],
             "config": asdict(chosen),
+            "version": THRESHOLDS_VERSION,
         }
         (options.out / f"{task}{THRESHOLDS}").write_text(
             json.dumps(content, indent=2) + "\n", encoding="utf-8"

@@ -4,6 +4,7 @@ anywhere."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,12 +12,14 @@ import torch
 
 from esper.leyline import EsperError, LifecycleOp
 from esper.nissa import TelemetryHub
+from esper.proof.policies import simple_makers
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
-from esper.tamiyo import FixedSchedule, Planting
-from esper.tamiyo.heuristic import Heuristic
+from esper.simic.training.probe import ProbePolicy
+from esper.tamiyo import FixedSchedule, Planting, RandomValid
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.schedules import ScheduleResult, Schedules, save_schedules
 from run_helpers import SMALL, assert_same_run, rows, story, train
 
@@ -91,6 +94,7 @@ def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, mon
     ("make", "state"),
     [
         (lambda: Heuristic(None, 2), {"pruned": [["conv_light", "norm"], []]}),
+        (lambda: RandomValid(0, range(2)), {"episode": 3, "epoch": 7}),
         (lambda: FixedSchedule([PLAN, PLAN[1:]]), {"epoch": 3, "open": [[1], []]}),
     ],
 )
@@ -99,6 +103,16 @@ def test_what_a_policy_remembers_within_an_episode_survives(make, state) -> None
     assert policy.state() != state
     policy.load_state(json.loads(json.dumps(state)))
     assert policy.state() == state
+
+
+def test_a_probe_policy_has_a_state_from_the_start() -> None:
+    fresh, other = (ProbePolicy(None, {(True,): PLAN}) for _ in range(2))
+    other.load_state(json.loads(json.dumps(fresh.state())))
+    assert other.state() == fresh.state()
+    other.load_state({"seen": [[True]], "following": {"epoch": 3, "open": [[1]]}})
+    assert other.state() == {"seen": [[True]], "following": {"epoch": 3, "open": [[1]]}}
+    other.begin(1)
+    assert other.state() == fresh.state()
 
 
 def test_given_actions_are_judged_not_chosen() -> None:
@@ -130,13 +144,19 @@ def test_given_actions_are_judged_not_chosen() -> None:
     [
         ({"teacher": "heuristic"}, "set both or neither"),
         ({"teacher_rounds": 1}, "set both or neither"),
-        ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "cannot learn"),
-        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read the schedules in nowhere.json"),
+        ({"teacher": "heuristic", "teacher_rounds": 1, "policy": "random"}, "is not trained"),
+        ({"teacher": "nowhere.json", "teacher_rounds": 1}, "cannot read nowhere.json"),
     ],
 )
 def test_what_cannot_be_taught_is_refused(fields, words) -> None:
     with pytest.raises(EsperError, match=words):
         train(**fields)
+
+
+def test_schedules_for_other_patterns_are_refused(schedules) -> None:
+    path = schedules("digits_shift", patterns=[(False, False), (True, True)])
+    with pytest.raises(EsperError, match="by_pattern has 00, 11; task 'digits_shift' draws 00, 01, 10, 11"):
+        train(task="digits_shift", teacher=path, teacher_rounds=1)
 
 
 def test_schedules_of_another_task_are_refused(schedules) -> None:
@@ -150,3 +170,18 @@ def test_imitation_sounds_no_alarm_about_what_the_policy_saw(tmp_path, schedules
     updates = [event["data"] for event in story(tmp_path / "run") if event["event_type"] == "ppo_update"]
     assert [update["log_prob_drift"] < 1e-4 for update in updates] == [True]
     assert updates[0]["approx_kl"] == 0.0
+
+
+def test_the_heuristic_of_a_run_and_of_its_teacher_is_the_one_that_prove_plays():
+    task = get_task_spec("digits_shift")
+    proven = simple_makers(task, 0)["heuristic"]([0, 1]).config
+    assert proven != HeuristicConfig(), "tuned thresholds ship for this task"
+    alone = TrainingConfig(task="digits_shift", policy="heuristic", envs=2)
+    taught = TrainingConfig(task="digits_shift", teacher="heuristic", teacher_rounds=1, envs=2)
+    assert (
+        vectorized.build_policy(alone, task).config == vectorized.build_teacher(taught, task).config == proven
+    )
+    changed = alone.replace(heuristic={"max_rank": 0.9})
+    assert vectorized.build_policy(changed, task).config == replace(proven, max_rank=0.9)
+    other = replace(task, name="without_tuned_thresholds")
+    assert vectorized.build_policy(alone, other).config == HeuristicConfig()

@@ -114,6 +114,27 @@ def test_a_stopped_and_resumed_run_equals_the_straight_one(
     assert_same_run(straight, tmp_path / "cut")
 
 
+@pytest.mark.parametrize("policy", ["random", "heuristic"])
+def test_a_scripted_policy_goes_on_within_a_round_and_between_rounds(
+    policy, faulty, tmp_path, monkeypatch
+) -> None:
+    train(tmp_path / "straight", policy=policy)
+    train(tmp_path / "between", policy=policy, rounds=1)
+    train(tmp_path / "between", policy=policy, resume="auto")
+    monkeypatch.setattr(faulty, "stop_in", (1, 4))
+    train(tmp_path / "within", policy=policy)
+    monkeypatch.undo()
+    train(tmp_path / "within", policy=policy, resume="auto")
+    wanted = decisions(tmp_path / "straight")
+    assert decisions(tmp_path / "between") == decisions(tmp_path / "within") == wanted
+    if policy == "random":
+        assert wanted[:24] != wanted[24:], "another round, other draws"
+
+
+def decisions(directory) -> list[tuple]:
+    return [(row["epoch"], row["env_id"], row["op"], row["slot"]) for row in rows(directory, "steps")]
+
+
 def test_a_run_goes_on_beyond_its_end(tmp_path) -> None:
     changes = eventful(anneal_fraction=0.0)
     train(tmp_path / "long", **changes)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
-
 import orjson
 import pytest
 import torch
 
 from esper._archive import read_archive
-from esper.leyline import EsperError, StructureError
+from esper.leyline import EsperError
 from esper.proof import play, ship_policy
-from esper.proof.episodes import parse_task
 from esper.proof.policies import Acting, simple_makers
-from esper.scripts.config import make_parser, parse
+from esper.runtime.tasks import parse_task
+from esper.scripts.config import parse
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
-from proof.worlds import SHIFT, policy, policy_file
+from proof.worlds import SHIFT, policy
 from run_helpers import train
 
 
@@ -25,37 +24,11 @@ def same(one: RecurrentPolicy, other: RecurrentPolicy) -> bool:
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_file_gives_back_its_policy(tmp_path):
-    assert same(load_policy(policy_file(tmp_path / "p.safetensors")), policy())
-    assert not same(load_policy(policy_file(tmp_path / "q.safetensors", seed=1)), policy())
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "r"
     agent, _ = train(path, rounds=1)
     return path, agent
-
-
-def test_a_checkpoint_gives_its_policy(run):
-    path, agent = run
-    assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
-
-
-def test_the_kind_of_a_file_decides_not_its_directory(run, tmp_path):
-    path, agent = run
-    (tmp_path / "checkpoints").mkdir()
-    named_alike = policy_file(tmp_path / "checkpoints" / "p.safetensors")
-    assert same(load_policy(named_alike), policy())
-    elsewhere = shutil.copy(path / "checkpoints" / "best.safetensors", tmp_path / "copied.safetensors")
-    assert same(load_policy(elsewhere), agent.policy)
-
-
-def test_a_run_directory_gives_the_policy_of_its_newest_checkpoint(run, tmp_path):
-    path, agent = run
-    assert same(load_policy(path), agent.policy)
-    with pytest.raises(EsperError, match="holds no checkpoint"):
-        load_policy(tmp_path)
 
 
 def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
@@ -90,22 +63,8 @@ def test_the_commands_that_made_them_still_mean_the_same_settings():
         origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())
         _, *arguments = origin["command"]
         assert arguments[:2] == ["train", "ppo"]
-        config, _ = parse(make_parser("esper train", ""), arguments[1:])
-        assert config.to_json() == origin["config"]
-
-
-def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
-    other = policy()
-    other.feature_schema = "0123"
-    other.save(tmp_path / "p.safetensors")
-    with pytest.raises(StructureError, match=r"p\.safetensors: features is '0123'"):
-        load_policy(tmp_path / "p.safetensors")
-
-
-def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
-    train(tmp_path / "r", rounds=1, policy="wait")
-    with pytest.raises(EsperError, match="does not learn"):
-        load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
+        config, _ = parse("esper train", "", arguments[1:])
+        assert config == TrainingConfig(**origin["config"])
 
 
 # -- acting --------------------------------------------------------------------------------------------------
@@ -119,12 +78,12 @@ def decisions(**options):
             task,
             lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     ]
 
 
-def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
+def test_sampling_depends_on_the_random_seed_and_the_mode_does_not():
     assert decisions(sample=True) == decisions(sample=True)
     assert decisions(sample=True) != decisions(sample=True, root_seed=7)
     assert decisions() == decisions(root_seed=7) != decisions(sample=True)
@@ -132,7 +91,7 @@ def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
 
 def test_shuffled_observations_change_what_is_done():
     assert decisions(sample=True, shuffled=True) != decisions(sample=True)
-    with pytest.raises(EsperError, match="single env"):
+    with pytest.raises(EsperError, match="single network"):
         Acting(policy(), [0], 8, root_seed=0, shuffled=True)
 
 
@@ -154,10 +113,21 @@ def test_each_env_sees_its_neighbour():
                 Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s
             ),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     assert torch.equal(shown[8], shown[0][[3, 0, 1, 2]])
 
 
 def test_names_without_a_file():
     assert set(simple_makers(parse_task(SHIFT), 0)) == {"static", "random", "heuristic"}
+
+
+def test_an_acting_policy_goes_on_from_its_state():
+    acting = Acting(policy(), [3, 4], 8, root_seed=0, sample=True)
+    acting.begin(2)
+    acting.load_state({"epoch": 5})
+    assert acting.state() == {"epoch": 5}
+    acting.begin(2)
+    assert acting.state() == {"epoch": 0}
+    with pytest.raises(EsperError, match="made for 2"):
+        acting.begin(3)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import orjson
 import pytest
 
-from esper.leyline import EsperError
+from esper.leyline import EsperError, StructureError
 from esper.tamiyo import Planting, load_schedules, save_schedules
 from esper.tamiyo.schedules import ScheduleResult, Schedules
 
@@ -46,30 +47,64 @@ def test_a_file_gives_back_its_schedules(path):
     }
 
 
+def test_a_file_without_a_version_is_of_version_1(path):
+    content = orjson.loads(path.read_bytes())
+    assert content.pop("version") == 1
+    path.write_bytes(orjson.dumps(content))
+    assert load(path) == SCHEDULES
+
+
+def result(**changes):
+    return {"schedule": [], "objective": 0.0, "gain": 0.0, "seeds": 1, "env_steps": 1} | changes
+
+
+def planting(**changes):
+    return {"epoch": 1, "slot": "r0c0", "blueprint": "norm", "style": "SIGMOID_ADD"} | changes
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"),
+        ({"task": None}, "task is null"),
         ({"kind": "other"}, "kind is 'other'"),
-        ({"best": {"schedule": []}}, "does not hold schedules"),
-        ({"best": None}, "does not hold schedules"),
+        ({"version": 2}, "version is 2, written by a newer Esper; this one reads up to version 1"),
+        ({"version": 0}, "version is 0"),
+        ({"version": "1"}, "version is '1'"),
+        ({"root_seed": []}, r"root_seed is \[\]"),
+        ({"root_seed": 10**20}, "64 bits"),
+        ({"best": {"schedule": []}}, "field best.objective is missing"),
+        ({"best": None}, "best is null"),
+        ({"best": result(seeds=-1)}, "best.seeds is -1"),
+        ({"best": result(schedule=[planting(epoch=0)])}, r"best.schedule\[0\].epoch is 0"),
+        ({"best": result(schedule=[planting(slot="r9c9")])}, r"schedule\[0\].slot is 'r9c9'.*allowed: r0c0"),
+        ({"best": result(schedule=[planting(blueprint="x")])}, "blueprint is 'x'.*allowed: conv_light"),
+        ({"best": result(schedule=[planting(style=0)])}, r"best.schedule\[0\].style is 0"),
+        ({"best": result(schedule=[planting(style="x")])}, "style is 'x'.*allowed: .*SIGMOID_ADD"),
+        ({"by_pattern": []}, r"by_pattern is \[\]"),
+        ({"by_pattern": {"0x": result()}}, "a key of by_pattern is '0x'"),
+        ({"by_pattern": {"00": result(gain="1")}}, "by_pattern.00.gain is '1'"),
+        ({"by_pattern": {"00": result(schedule=[planting(slot="x")])}}, r"by_pattern.00.schedule\[0\].slot"),
+        ({"more": 1}, "field more is unknown"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(change, told, path):
-    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | change))
-    with pytest.raises(EsperError, match=told):
+def test_files_that_do_not_fit_are_refused_by_field(change, told, path):
+    path.write_bytes(json.dumps(orjson.loads(path.read_bytes()) | change).encode())
+    with pytest.raises(EsperError, match=told) as refused:
         load(path)
+    assert str(path) in str(refused.value)
 
 
-def test_a_slot_of_another_host_is_refused(path):
-    path.write_bytes(path.read_bytes().replace(b'"r0c0"', b'"r0c7"'))
-    with pytest.raises(EsperError, match=r"r0c7.*allowed: r0c0"):
-        load(path)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 5000, b'{"task": "\\ud800"}']
+)
+def test_what_is_no_schedule_file_is_refused(content, tmp_path):
+    (tmp_path / "s.json").write_bytes(content)
+    with pytest.raises(StructureError, match=r"s\.json"):
+        load(tmp_path / "s.json")
 
 
-def test_no_file_and_no_json(tmp_path):
-    with pytest.raises(EsperError, match="cannot read"):
-        load(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{")
-    with pytest.raises(EsperError, match="does not hold schedules"):
-        load(tmp_path / "bad.json")
+@pytest.mark.parametrize("name", ["none.json", "", "a\0b", "x" * 300])
+def test_no_file(name, tmp_path):
+    with pytest.raises(StructureError, match="cannot read"):
+        load(tmp_path / name)

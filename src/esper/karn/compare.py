@@ -1,7 +1,7 @@
-"""Runs side by side: how much better or worse than the first one each of the others did, with 95 % intervals.
+"""Runs side by side: the difference of each run from the first one, with 95 % intervals.
 
-Runs of one task and seed share their random numbers episode by episode and env by env, so differences are
-taken in pairs."""
+Runs of one task and random seed share their random numbers episode by episode and env by env, so differences
+are paired."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ METRICS = tuple(
     if field.name not in ("episode_idx", "epochs", "host_params")
 )
 MAX_UNITS = 10_000
-"""More than this the bootstrap does not hold in memory."""
+"""The bootstrap holds its resamples in memory; more units than this would not fit."""
 _KEYS = {"episode": "episode_idx, env_id", "round": "round_idx"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric: each run by itself, and each after the first less the first."""
+    """One metric: the estimate of each run, and the difference of each later run from the first."""
 
     metric: Metric
     runs: tuple[Estimate, ...]
@@ -37,87 +37,88 @@ class Row:
 class Comparison:
     rows: tuple[Row, ...]
     units: int
-    """Episodes or rounds that every run has: the values behind each estimate."""
+    """Number of episodes or rounds that every run has: the sample size of each estimate."""
     paired: bool
-    """Without one seed in common there are no differences."""
+    """Whether the runs share one random seed; without it there are no differences."""
     notes: tuple[str, ...]
-    """What else differs between the runs."""
+    """Settings, code and versions that differ between the runs."""
 
 
 def compare_runs(runs: Sequence[Views], *, by: str = "episode", last: int | None = None) -> Comparison:
-    """Episodes, or means of rounds, that all runs have; of the `last` rounds where that is given."""
+    """Compare the episodes, or means of rounds, that all runs have; only of the `last` rounds if given."""
     if by not in _KEYS:
         raise EsperError(f"compare: by is {by!r}; {allowed(_KEYS)}")
-    if len(runs) < 2 or (last is not None and last < 1):
-        raise EsperError(
-            f"compare: {len(runs)} runs, last {last}; needs two runs or more, and rounds from 1 up"
-        )
+    if len(runs) < 2:
+        raise EsperError(f"compare: {len(runs)} runs are given, must be 2 or more")
+    if last is not None and last < 1:
+        raise EsperError(f"compare: last is {last}, must be 1 or more")
     starts = [_start(run) for run in runs]
-    if len({start["task"] for start in starts}) > 1:
-        raise EsperError(
-            f"compare: tasks are {', '.join(str(s['task']) for s in starts)}; runs of one task can be compared"
-        )
+    tasks = [str(start["task"]) for start in starts]
+    if len(set(tasks)) > 1:
+        raise EsperError(f"compare: tasks are {', '.join(tasks)}; only runs of one task can be compared")
     tables = [_units(run, by) for run in runs]
-    shared = sorted(set.intersection(*(set(table) for table in tables)))
-    if last is not None:
-        rounds = sorted({tables[0][key]["round_idx"] for key in shared})[-last:]
-        shared = [key for key in shared if tables[0][key]["round_idx"] in rounds]
+    shared = _shared_units(tables, last)
     if not 0 < len(shared) <= MAX_UNITS:
         raise EsperError(
-            f"compare: the runs have {len(shared)} {by}s in common, must be from 1 to {MAX_UNITS}; see --by, --last"
+            f"compare: the runs have {len(shared)} {by}s in common, must be from 1 to {MAX_UNITS}; "
+            "see --by and --last"
         )
-    is_paired = (
-        len({(start["seed"], run.run.config.get("twins")) for start, run in zip(starts, runs, strict=True)})
-        == 1
-    )
+    origins = {(start["seed"], run.run.config.get("twins")) for start, run in zip(starts, runs, strict=True)}
+    is_paired = len(origins) == 1
     rows = []
     for metric in METRICS:
-        first, *others = ([table[key][metric.name] for key in shared] for table in tables)
-        if not any(value is None for column in (first, *others) for value in column):
-            rows.append(
-                Row(
-                    metric,
-                    tuple(estimate(column) for column in (first, *others)),
-                    tuple(paired(other, first) for other in others) if is_paired else (),
-                )
-            )
+        columns = [[table[key][metric.name] for key in shared] for table in tables]
+        if any(value is None for column in columns for value in column):
+            continue
+        first, *others = columns
+        differences = tuple(paired(other, first) for other in others) if is_paired else ()
+        rows.append(Row(metric, tuple(estimate(column) for column in columns), differences))
     return Comparison(tuple(rows), len(shared), is_paired, tuple(_notes(runs)))
 
 
 def _start(run: Views) -> Mapping[str, Any]:
-    found = run.rows("SELECT task, seed FROM starts ORDER BY seq DESC LIMIT 1")
-    if not found:
+    starts = run.rows("SELECT task, seed FROM starts ORDER BY seq DESC LIMIT 1")
+    if not starts:
         raise EsperError(f"compare: {run.run.path} has not started")
-    return found[0]
+    return starts[0]
 
 
 def _units(run: Views, by: str) -> dict[tuple[int, ...], Mapping[str, Any]]:
     means = ", ".join(f"avg({metric.name}) AS {metric.name}" for metric in METRICS)
-    rows = run.rows(
-        f"SELECT [{_KEYS[by]}] AS key, any_value(round_idx) AS round_idx, {means} FROM episodes GROUP BY {_KEYS[by]}"
-    )
+    rows = run.rows(f"""
+        SELECT [{_KEYS[by]}] AS key, any_value(round_idx) AS round_idx, {means}
+        FROM episodes GROUP BY {_KEYS[by]}""")
     return {tuple(row["key"]): row for row in rows}
 
 
+def _shared_units(
+    tables: Sequence[Mapping[tuple[int, ...], Mapping[str, Any]]], last: int | None
+) -> list[tuple[int, ...]]:
+    """Keys that every table has; only of the `last` rounds if given."""
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    if last is None:
+        return shared
+    first = tables[0]
+    rounds = sorted({first[key]["round_idx"] for key in shared})[-last:]
+    return [key for key in shared if first[key]["round_idx"] in rounds]
+
+
 def _notes(runs: Sequence[Views]) -> Iterator[str]:
-    """Settings, code and versions that are not the same everywhere, and alerts."""
-    flat = [
-        dict(
-            _flatten(
-                {
-                    "config": run.run.config,
-                    "git": run.run.info.get("git"),
-                    "versions": run.run.info.get("versions"),
-                    "alerts": len(run.rows("SELECT seq FROM alerts")),
-                }
-            )
-        )
-        for run in runs
-    ]
-    for key in dict.fromkeys(key for facts in flat for key in facts):
-        values = [str(facts.get(key)) for facts in flat]
+    """Settings, code, versions and numbers of alerts that are not the same in all runs."""
+    facts = [dict(_flatten(_facts(run))) for run in runs]
+    for key in dict.fromkeys(key for run_facts in facts for key in run_facts):
+        values = [str(run_facts.get(key)) for run_facts in facts]
         if len(set(values)) > 1 and key != "config.telemetry_dir":
             yield f"{key}: {' | '.join(values)}"
+
+
+def _facts(run: Views) -> Mapping[str, Any]:
+    return {
+        "config": run.run.config,
+        "git": run.run.info.get("git"),
+        "versions": run.run.info.get("versions"),
+        "alerts": len(run.rows("SELECT seq FROM alerts")),
+    }
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

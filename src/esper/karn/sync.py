@@ -1,5 +1,7 @@
-"""Copies a run's numbers to an experiment tracker, under their names in the metric registry. Nothing leaves
-this machine."""
+"""Writes a run's numbers for an experiment tracker, under their names in the metric registry. Nothing leaves
+this machine.
+
+Steps count rounds and episodes from 1, as the other readers show them."""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ _T = TelemetryEventType
 _BY_ROUND = (_T.BATCH_COMPLETED, _T.PPO_UPDATE, _T.ACTION_DISTRIBUTION, _T.MASK_HIT_RATES)
 _NUMBERS, _MAPS = (FieldKind.FLOAT, FieldKind.INT), (FieldKind.NUMBERS, FieldKind.COUNTS)
 SUFFIX = ".esper"
-"""Ends the names of event files that this module wrote, and may therefore replace."""
+"""Suffix of the event files that this module wrote, and may therefore replace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Numbers of one moment: `axis` is round or episode, `step` the place on it."""
+    """Numbers of one moment: `axis` is round or episode, `step` the position on it, from 1."""
 
     axis: str
     step: int
@@ -34,24 +36,26 @@ def points(views: Views) -> Iterator[Point]:
     """Rounds, updates, actions, masks, the health of rounds, alerts, and episodes, each in order."""
     for kind in _BY_ROUND:
         yield from _points(
-            views.rows(f"SELECT *, round_idx AS step FROM {EVENT_VIEWS[kind]} ORDER BY seq"),
+            views.rows(f"SELECT *, round_idx + 1 AS step FROM {EVENT_VIEWS[kind]} ORDER BY seq"),
             "round",
             kind.value,
             EVENTS[kind].fields,
         )
     yield from _points(
-        views.rows("""SELECT health.*, rounds.t_wall, rounds.round_idx AS step FROM health
-        JOIN rounds USING (round_idx) ORDER BY rounds.seq"""),
+        views.rows("""
+        SELECT health.*, rounds.t_wall, rounds.round_idx + 1 AS step
+        FROM health JOIN rounds USING (round_idx) ORDER BY rounds.seq"""),
         "round",
         "round",
         ROUND,
     )
-    for row in views.rows(
-        "SELECT code, value, round_idx, t_wall FROM alerts WHERE value IS NOT NULL ORDER BY seq"
-    ):
-        yield Point("round", row["round_idx"] or 0, row["t_wall"], {f"alert/{row['code']}": row["value"]})
+    for row in views.rows("""
+        SELECT code, value, coalesce(round_idx, 0) + 1 AS step, t_wall
+        FROM alerts WHERE value IS NOT NULL ORDER BY seq"""):
+        yield Point("round", row["step"], row["t_wall"], {f"alert/{row['code']}": row["value"]})
     yield from _points(
-        views.rows("""SELECT *, episode_idx * (SELECT max(env_id) + 1 FROM episodes) + env_id AS step
+        views.rows("""
+        SELECT *, episode_idx * (SELECT max(env_id) + 1 FROM episodes) + env_id + 1 AS step
         FROM episodes ORDER BY step"""),
         "episode",
         _T.EPISODE_OUTCOME.value,
@@ -78,18 +82,16 @@ def _points(
         yield Point(axis, row["step"], row["t_wall"], values)
 
 
-def _tensorboard(_views: Views, out: Path, found: Iterable[Point]) -> None:
+def _tensorboard(_views: Views, out: Path, series: Iterable[Point]) -> None:
     writer = _load("tensorboard.summary.writer.event_file_writer", "track")
-    event, summary = (
-        import_module("tensorboard.compat.proto.event_pb2"),
-        import_module("tensorboard.compat.proto.summary_pb2"),
-    )
+    event = import_module("tensorboard.compat.proto.event_pb2")
+    summary = import_module("tensorboard.compat.proto.summary_pb2")
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"*{SUFFIX}"):
         old.unlink()
     file = writer.EventFileWriter(str(out), filename_suffix=SUFFIX)
     try:
-        for point in found:
+        for point in series:
             values = [
                 summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
             ]
@@ -100,7 +102,7 @@ def _tensorboard(_views: Views, out: Path, found: Iterable[Point]) -> None:
         file.close()
 
 
-def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
+def _wandb(views: Views, out: Path, series: Iterable[Point]) -> None:
     wandb = _load("wandb", None)
     out.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
@@ -113,7 +115,7 @@ def _wandb(views: Views, out: Path, found: Iterable[Point]) -> None:
     try:
         for axis in ("round", "episode"):
             run.define_metric(axis, hidden=True)
-        for point in found:
+        for point in series:
             for prefix in {name.split("/")[0] for name in point.values}:
                 run.define_metric(f"{prefix}/*", step_metric=point.axis)
             run.log({**point.values, point.axis: point.step})
@@ -128,18 +130,18 @@ TRACKERS: Mapping[str, Callable[[Views, Path, Iterable[Point]], None]] = {
 
 
 def sync_run(views: Views, tracker: str, out: Path | None = None) -> tuple[Path, int]:
-    """Write a run's numbers for a tracker into `out`, by default the run directory's part named for it.
-    Returns the place and how many numbers it got; a second time replaces the first where the tracker keeps
-    files that can be told apart."""
+    """Write a run's numbers for a tracker into `out`, by default a directory named for the tracker in the run
+    directory. Returns that directory and the number of numbers. A second call replaces the files of the first
+    for TensorBoard, and adds a run for W&B."""
     if tracker not in TRACKERS:
         raise EsperError(f"sync: tracker is {tracker!r}; {allowed(TRACKERS)}")
     out = views.run.path / tracker if out is None else out
-    found = list(points(views))
+    series = list(points(views))
     try:
-        TRACKERS[tracker](views, out, found)
+        TRACKERS[tracker](views, out, series)
     except OSError as error:
         raise EsperError(f"sync: cannot write to {out}: {error.strerror or error}") from error
-    return out, sum(len(point.values) for point in found)
+    return out, sum(len(point.values) for point in series)
 
 
 def _load(module: str, extra: str | None) -> Any:

@@ -1,5 +1,4 @@
-"""`esper watch` on a terminal: three screens over a run directory, read again whenever the run has
-written."""
+"""`esper watch` on a terminal: three screens over a run directory, read again whenever it has changed."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, Footer, Static
 
+from esper._text import printable
 from esper.karn.screens import env_screen, overview, policy_screen
 from esper.karn.summary import is_written, open_run
 from esper.karn.views import Views
@@ -26,12 +26,12 @@ SCREENS: Mapping[str, Callable[..., RenderableType]] = {
     "policy": policy_screen,
 }
 POLL = 1.0
-"""Seconds between looks; a run that takes long to read is looked at less often, so that reading stays a tenth
-of the time."""
+"""Seconds between checks for new events. A run that is slow to read is checked less often, so that reading
+takes about a tenth of the time."""
 
 
 class WatchApp(App[None]):
-    """A run; `round_idx` None follows the last one."""
+    """The screens of one run. `round_idx` counts from 0; None follows the last round."""
 
     CSS = "VerticalScroll { padding: 0 1; } #note { dock: bottom; height: auto; color: $error; }"
     ENABLE_COMMAND_PALETTE = False
@@ -46,7 +46,7 @@ class WatchApp(App[None]):
 
     def __init__(self, views: Views, *, round_idx: int | None = None, env_id: int = 0) -> None:
         super().__init__()
-        self.title = str(views.run.path)
+        self.title = printable(views.run.path)
         self.views, self.round_idx, self.env_id = views, round_idx, env_id
         self._seen: tuple[object, ...] | None = _state(views.run.path)
         self._next = 0.0
@@ -67,15 +67,15 @@ class WatchApp(App[None]):
         self.call_after_refresh(self.draw)  # only then does the app know its new size
 
     def draw(self) -> None:
-        """Show the current screen; what cannot be shown, as a round that a resumed run has undone, is said
-        below it."""
+        """Show the current screen, or below it why it cannot be shown, as for a round that a resumed run has
+        undone."""
         name, width, note = str(self.query_one(ContentSwitcher).current), self.size.width - 4, ""
+        place = (self.round_idx, self.env_id) if name == "env" else ()
         try:
-            text = SCREENS[name](self.views, width, *((self.round_idx, self.env_id) if name == "env" else ()))
-            self.query_one(f"#{name}-text", Static).update(text)
+            self.query_one(f"#{name}-text", Static).update(SCREENS[name](self.views, width, *place))
         except EsperError as error:
             note = str(error)
-        self.query_one("#note", Static).update(note)
+        self.query_one("#note", Static).update(printable(note, lines=True))
 
     def poll(self) -> None:
         state = _state(self.views.run.path)
@@ -84,19 +84,22 @@ class WatchApp(App[None]):
             self.run_worker(self._read, thread=True)
 
     def _read(self) -> None:
-        """Beside the screens. What cannot be read now, as while a run is being resumed, may be in a
-        moment."""
-        began, note = time.monotonic(), ""
+        """Runs in a thread of its own. A run that cannot be read now, as while it is being resumed, is tried
+        again."""
+        began = time.monotonic()
+        note = ""
         try:
             views = open_run(self.views.run.path)
             views.query("SELECT 1 FROM steps, rewards LIMIT 0")  # read these here, not while drawing
             self.views = views
         except (EsperError, OSError) as error:
-            note, self._seen = str(error), None
+            note = str(error)
+            self._seen = None
         self._next = time.monotonic() + 10 * (time.monotonic() - began)
-        self.call_from_thread(
-            self.query_one("#note", Static).update, note
-        ) if note else self.call_from_thread(self.draw)
+        if note:
+            self.call_from_thread(self.query_one("#note", Static).update, printable(note, lines=True))
+        else:
+            self.call_from_thread(self.draw)
 
     def action_show(self, name: str) -> None:
         self.query_one(ContentSwitcher).current = name
@@ -104,16 +107,20 @@ class WatchApp(App[None]):
 
     def action_env(self, step: int) -> None:
         envs = self._recorded("env_id")
-        if envs:
-            self.env_id = (
-                envs[(envs.index(self.env_id) + step) % len(envs)] if self.env_id in envs else envs[0]
-            )
-            self.draw()
+        if not envs:
+            return
+        if self.env_id in envs:
+            self.env_id = envs[(envs.index(self.env_id) + step) % len(envs)]
+        else:
+            self.env_id = envs[0]
+        self.draw()
 
     def action_round(self, step: int) -> None:
         rounds = self._recorded("round_idx")
-        at = (rounds.index(self.round_idx) if self.round_idx in rounds else len(rounds) - 1) + step
-        self.round_idx = rounds[max(at, 0)] if at < len(rounds) - 1 and rounds else None
+        last = len(rounds) - 1
+        position = rounds.index(self.round_idx) if self.round_idx in rounds else last
+        position = max(position + step, 0)
+        self.round_idx = rounds[position] if position < last else None
         self.draw()
 
     def _recorded(self, column: str) -> list[int]:
@@ -121,7 +128,7 @@ class WatchApp(App[None]):
 
 
 def _state(path: Path) -> tuple[object, ...] | None:
-    """What changes when the run writes, ends or dies."""
+    """A value that changes when the run writes, ends or dies."""
     try:
         log, tables = (path / "events.jsonl").stat(), (path / "tables").stat()
         return log.st_size, log.st_mtime_ns, tables.st_mtime_ns, is_written(path / "events.jsonl")

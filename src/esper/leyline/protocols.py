@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class PanicReason(StrEnum):
-    """What happened to a network's validation loss."""
+    """Why a validation loss makes the governor panic."""
 
     NON_FINITE = "non_finite"
     DIVERGENCE = "divergence"
@@ -25,14 +26,14 @@ class GovernorReport:
     reason: PanicReason
     loss: float
     limit: float
-    """What the loss exceeded; infinity for a non-finite loss."""
+    """Limit that the loss exceeded; infinity for a non-finite loss."""
     consecutive: int
     """Suspicious checks in a row, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyObservation:
-    """What a policy sees, batched over envs. E envs, S slots."""
+    """Input of a policy, batched over envs. E envs, S slots."""
 
     base: Tensor  # [E, Db]
     slots: Tensor  # [E, S, Ds]
@@ -41,7 +42,7 @@ class PolicyObservation:
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """What is legal now. True means allowed."""
+    """Legal values of each head. True means allowed."""
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]
@@ -66,9 +67,16 @@ class PolicyStep:
 
 
 class PolicyProtocol(Protocol):
-    """Anything that decides: learned, heuristic, scripted or random."""
+    """Anything that decides: learned, heuristic, scripted or random.
 
-    def initial_hidden(self, num_envs: int) -> tuple[Tensor, Tensor] | None: ...
+    An episode is `begin`, then one `act` per epoch. Recurrent state travels through `hidden`; other memory of
+    the episode stays in the policy and is saved with `state`."""
+
+    def initial_hidden(self, num_envs: int) -> tuple[Tensor, Tensor] | None:
+        """Recurrent state at the start of an episode; None if the policy has none."""
+
+    def begin(self, num_envs: int) -> None:
+        """Start a new episode in every env."""
 
     def act(
         self,
@@ -77,4 +85,11 @@ class PolicyProtocol(Protocol):
         masks: ActionMasks,
         *,
         deterministic: bool = False,
-    ) -> PolicyStep: ...
+    ) -> PolicyStep:
+        """One decision for each env."""
+
+    def state(self) -> dict[str, Any]:
+        """Plain values from which `load_state` continues a run, in the middle of an episode too."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""

@@ -1,4 +1,5 @@
-"""The scoreboard of blueprints: what became of the seeds of each, read from lifecycle events."""
+"""Scoreboard of blueprints: the fate of the seeds of each one, computed from lifecycle events. The SQL view
+`blueprints` is filled from it."""
 
 from __future__ import annotations
 
@@ -12,33 +13,47 @@ from esper.leyline import LifecycleKind, TelemetryEvent, TelemetryEventType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlueprintScore:
-    """What the seeds of one blueprint came to. A mean over no seeds is None."""
+    """Fate of the seeds of one blueprint. A mean over no seeds is None."""
 
     blueprint_id: str
     germinated: int
     fossilized: int
     pruned: int
     survival: float | None
-    """Share fossilized, of those fossilized or pruned."""
+    """Share fossilized, of the seeds that were fossilized or pruned."""
     mean_contribution: float | None
-    """Points that the fossilized ones contributed when they were made permanent, as last measured."""
+    """Mean last measured contribution of the fossilized seeds, in points."""
     mean_pruned_contribution: float | None
-    """Points that the pruned ones contributed when they were removed; negative ones were rightly removed."""
+    """Mean last measured contribution of the pruned seeds, in points."""
     mean_params: float | None
-    """Parameters of a fossilized one: its cost."""
+    """Mean parameters of a fossilized seed."""
     mean_age: float | None
-    """Epochs from germination to fossilization."""
+    """Mean epochs from germination to fossilization."""
 
 
 @dataclass(slots=True)
 class _Record:
     germinated: int = 0
-    kept: list[Mapping[str, Any]] = field(default_factory=list)
+    fossilized: list[Mapping[str, Any]] = field(default_factory=list)
     pruned: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def score(self, blueprint_id: str) -> BlueprintScore:
+        ended = len(self.fossilized) + len(self.pruned)
+        return BlueprintScore(
+            blueprint_id=blueprint_id,
+            germinated=self.germinated,
+            fossilized=len(self.fossilized),
+            pruned=len(self.pruned),
+            survival=len(self.fossilized) / ended if ended else None,
+            mean_contribution=_mean(self.fossilized, "contribution"),
+            mean_pruned_contribution=_mean(self.pruned, "contribution"),
+            mean_params=_mean(self.fossilized, "params"),
+            mean_age=_mean(self.fossilized, "epochs_total"),
+        )
 
 
 class BlueprintAnalytics:
-    """An output of the hub; `observe` takes events from a log as well."""
+    """An output of the hub. `observe` accepts payloads from a log as well."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -48,13 +63,15 @@ class BlueprintAnalytics:
             self.observe(event.data)
 
     def observe(self, data: Mapping[str, Any]) -> None:
-        """Take in the payload of a seed_lifecycle event."""
-        record = self._records.setdefault(data["blueprint_id"], _Record())
-        kind = data["kind"]
+        """Count the payload of a seed_lifecycle event. A payload that names no blueprint is not counted."""
+        blueprint_id, kind = data.get("blueprint_id"), data.get("kind")
+        if blueprint_id is None:
+            return
+        record = self._records.setdefault(blueprint_id, _Record())
         if kind == LifecycleKind.GERMINATED:
             record.germinated += 1
         elif kind == LifecycleKind.FOSSILIZED:
-            record.kept.append(dict(data))
+            record.fossilized.append(dict(data))
         elif kind == LifecycleKind.PRUNED:
             record.pruned.append(dict(data))
 
@@ -63,27 +80,12 @@ class BlueprintAnalytics:
     def close(self) -> None: ...
 
     def scoreboard(self) -> list[BlueprintScore]:
-        """One score per blueprint that was germinated, the most fossilized first."""
-        scores = [_score(blueprint_id, record) for blueprint_id, record in self._records.items()]
+        """One score per blueprint, most fossilized first."""
+        scores = [record.score(blueprint_id) for blueprint_id, record in self._records.items()]
         return sorted(scores, key=lambda s: (-s.fossilized, -s.germinated, s.blueprint_id))
 
 
-def _score(blueprint_id: str, record: _Record) -> BlueprintScore:
-    kept, pruned = record.kept, record.pruned
-    return BlueprintScore(
-        blueprint_id=blueprint_id,
-        germinated=record.germinated,
-        fossilized=len(kept),
-        pruned=len(pruned),
-        survival=len(kept) / (len(kept) + len(pruned)) if kept or pruned else None,
-        mean_contribution=_mean(kept, "contribution"),
-        mean_pruned_contribution=_mean(pruned, "contribution"),
-        mean_params=_mean(kept, "params"),
-        mean_age=_mean(kept, "epochs_total"),
-    )
-
-
 def _mean(seeds: list[Mapping[str, Any]], name: str) -> float | None:
-    """Over the seeds of which it was measured."""
-    values = [seed[name] for seed in seeds if seed[name] is not None]
+    """Mean over the seeds for which the value was measured."""
+    values = [seed[name] for seed in seeds if seed.get(name) is not None]
     return fmean(values) if values else None

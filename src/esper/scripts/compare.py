@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table
 
+from esper._charts import number
 from esper._statistics import Estimate
-from esper.karn.charts import number
+from esper._text import printable
 from esper.karn.compare import compare_runs
+from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run
 from esper.leyline.metrics import Metric
 from esper.scripts.karn import console, reader
 
 
 def compare(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN RUN [RUN ...]")],
     /,
     *,
     by: Literal["episode", "round"] = "episode",
@@ -27,40 +28,44 @@ def compare(
     """Compare runs of one task with the first of them, with 95 % intervals.
 
     Args:
-        runs: Two run directories or more.
-        by: What is counted as one observation.
-        last: Only so many of the last rounds that all have.
+        runs: Two or more runs: directories, names of runs under runs/, or "latest".
+        by: What counts as one observation.
+        last: Use only this many of the last rounds that all runs have.
     """
-    found = compare_runs([open_run(run) for run in runs], by=by, last=last)
-    names = [run.resolve().name for run in runs]
-    differences = [f"{name} − {names[0]}" for name in names[1:] if found.paired]
-    table = Table("metric", "unit", *names, *differences, box=None)
-    for row in found.rows:
-        table.add_row(
+    opened = [open_run(run) for run in runs]
+    result = compare_runs(opened, by=by, last=last)
+    names = [views.run.path.resolve().name for views in opened]
+    differences = [f"{name} − {names[0]}" for name in names[1:]] if result.paired else []
+    table = text_table("metric", "unit", *names, *differences)
+    for row in result.rows:
+        add_row(
+            table,
             row.metric.name,
             row.metric.unit,
-            *map(_show, row.runs),
-            *(f"{_show(difference)}{_verdict(difference, row.metric)}" for difference in row.differences),
+            *(_interval(estimate) for estimate in row.runs),
+            *(f"{_interval(change)}{_verdict(change, row.metric)}" for change in row.differences),
         )
     console().print(table)
     print(
-        f"\n{found.units} {by}s that every run has, and 95 % intervals over these: nothing about other training seeds."
+        f"\nIntervals are over the {result.units} {by}s that every run has. "
+        "They say nothing about other random seeds of training."
     )
-    print(
-        "Differences are paired: with one seed, each env and episode has the same random numbers in every run."
-        if found.paired
-        else "The seeds differ, so nothing can be paired."
-    )
-    for note in found.notes:
-        print(f"differs: {note}")
+    if result.paired:
+        print(
+            "Differences are paired: with one random seed, every run gives an env and episode the same draws."
+        )
+    else:
+        print("The random seeds differ, so episodes cannot be paired and no differences are shown.")
+    for note in result.notes:
+        print(f"differs: {printable(note)}")
 
 
-def _show(found: Estimate) -> str:
-    return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
+def _interval(estimate: Estimate) -> str:
+    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"
 
 
 def _verdict(difference: Estimate, metric: Metric) -> str:
-    """Better or worse, where the interval leaves no doubt and the metric has a good side."""
+    """Better or worse, if the interval excludes 0 and the metric has a better side."""
     if difference.low <= 0 <= difference.high or not metric.better:
         return ""
     return " better" if (difference.low > 0) == (metric.better == "higher") else " worse"

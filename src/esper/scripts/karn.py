@@ -1,4 +1,4 @@
-"""What the commands that read runs share: how they are started, how they fail, where they print."""
+"""Shared by the commands: how they start, how they fail, how they print."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from esper._text import printable
 from esper.leyline import EsperError
 
 BAD_INPUT = 2
-RunPath = Annotated[Path, tyro.conf.Positional]
+RunPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+"""A run directory, the name of a run under `runs/`, or "latest"."""
 
 
 def reader(command: Callable[..., None]) -> Callable[..., int]:
-    """A command's `main`: it parses the arguments and turns what is wrong with a run into a message and an
-    exit code."""
+    """The `main` of a command: parses the arguments, and turns bad input into a message and an exit code."""
 
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
-            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}", description=command.__doc__)
-        except BrokenPipeError:  # the reader of our output has seen enough
+            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}")
+        except BrokenPipeError:  # whoever reads our output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (EsperError, OSError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(error, lines=True)}", file=sys.stderr)
             return BAD_INPUT
         return 0
 
@@ -36,8 +37,10 @@ def reader(command: Callable[..., None]) -> Callable[..., int]:
 
 
 def console() -> Console:
-    """Standard output; tables that go to a file or a pipe are not cut to a width."""
-    return Console() if sys.stdout.isatty() else Console(width=1000)
+    """Standard output. Tables that go to a file or a pipe are not cut to a width; square brackets in a run's
+    names are text, not markup."""
+    width = None if sys.stdout.isatty() else 1000
+    return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
 def width() -> int:

@@ -1,52 +1,55 @@
-"""`esper runs`: the runs below a directory, and how they stand."""
+"""`esper runs`: the runs below a directory and the state of each."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from rich.table import Table
+import tyro
 
-from esper.karn.charts import number
-from esper.karn.summary import find_runs, open_run, summarize
+from esper._charts import number
+from esper._text import printable
+from esper.karn.screens import add_row, text_table
+from esper.karn.summary import RUNS, find_runs, open_run, summarize
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, reader
+from esper.scripts.karn import console, reader
+
+COLUMNS = ("run", "task", "policy", "seed", "rounds", "J", "best J", "status", "alerts", "started")
 
 
-def runs(root: RunPath = Path("runs")) -> None:
+def runs(root: Annotated[Path, tyro.conf.Positional] = RUNS) -> None:
     """List the runs below a directory, oldest first.
 
     Args:
-        root: Where to look.
+        root: Directory to search.
     """
-    found, broken = [], []
+    summaries, unreadable = [], []
     for path in find_runs(root):
         try:
-            found.append(summarize(open_run(path)))
+            summaries.append(summarize(open_run(path)))
         except (EsperError, OSError) as error:
-            broken.append(f"unreadable: {error}")
-    if not found:
-        raise EsperError("\n".join(broken))
-    table = Table(
-        "run", "task", "policy", "seed", "rounds", "J", "best J", "status", "alerts", "started", box=None
-    )
-    for run in sorted(found, key=lambda run: run.started):
-        name = str(run.path.relative_to(root)) if run.path != root else str(root)
-        table.add_row(
-            name,
-            number(run.task),
-            number(run.policy),
-            number(run.seed),
+            unreadable.append(f"unreadable: {error}")
+    if not summaries:
+        raise EsperError("\n".join(unreadable))
+    table = text_table(*COLUMNS)
+    for run in sorted(summaries, key=lambda run: run.started):
+        add_row(
+            table,
+            root if run.path == root else run.path.relative_to(root),
+            run.task,
+            run.policy,
+            run.seed,
             f"{run.rounds_done}/{number(run.rounds)}",
-            number(run.objective),
-            number(run.best),
+            run.objective,
+            run.best,
             run.status,
-            str(run.alerts),
+            run.alerts,
             run.started,
         )
     console().print(table)
-    for line in broken:
-        print(line, file=sys.stderr)
+    for line in unreadable:
+        print(printable(line, lines=True), file=sys.stderr)
 
 
 main = reader(runs)

@@ -6,21 +6,22 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from esper._text import printable
 from esper.karn.summary import open_run
 from esper.karn.sync import sync_run
 from esper.scripts.karn import RunPath, reader
 
 
 def sync(run: RunPath, to: Literal["tensorboard", "wandb"], out: Path | None = None) -> None:
-    """Write a run's numbers in a tracker's format, on this machine only.
+    """Write a run's numbers in a tracker's format. Nothing leaves this machine.
 
     Args:
-        run: The run directory.
-        to: The tracker; wandb gets an offline run.
-        out: Where to write; by default a directory of the tracker's name in the run directory.
+        run: A run directory, the name of a run under runs/, or "latest".
+        to: The tracker. For wandb an offline run is written.
+        out: Directory to write to; by default one named for the tracker in the run directory.
     """
-    place, count = sync_run(open_run(run), to, out)
-    print(f"{count} numbers in {place}")
+    directory, count = sync_run(open_run(run), to, out)
+    print(f"{count} numbers in {printable(directory)}")
 
 
 main = reader(sync)

@@ -11,19 +11,25 @@ from esper.scripts.karn import RunPath, console, reader, width
 
 
 def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002
-    """Show a run: an overview, one env, and the policy. Elsewhere than on a terminal, print these once as
-    plain text.
+    """Show a run on three screens: overview, one env, policy. If the output is not a terminal, print the
+    screens once as plain text.
 
     Args:
-        run: The run directory.
-        env: The env to show first.
-        round: The round to show it in; by default the last on record.
+        run: A run directory, the name of a run under runs/, or "latest".
+        env: Number of the env to show first, from 0.
+        round: Number of the round to show it in, from 1; by default the last one recorded.
     """
+    if round is not None and round < 1:
+        raise EsperError(f"watch: round is {round}, must be 1 or more; rounds are counted from 1")
+    round_idx = None if round is None else round - 1
     views = open_run(run)
-    shown = [screen(views, width()) for screen in (overview, policy_screen)]
-    shown.append(env_screen(views, width(), round, env))
+    screens = [
+        overview(views, width()),
+        policy_screen(views, width()),
+        env_screen(views, width(), round_idx, env),
+    ]
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        for screen in shown:
+        for screen in screens:
             console().print(screen, "")
         return
     try:
@@ -32,7 +38,7 @@ def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa
         raise EsperError(
             f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'"
         ) from error
-    WatchApp(views, round_idx=round, env_id=env).run()
+    WatchApp(views, round_idx=round_idx, env_id=env).run()
 
 
 main = reader(watch)

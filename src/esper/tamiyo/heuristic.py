@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from esper.tamiyo.scripted import (
     SLOT_HEAD,
     STYLE_HEAD,
     TEMPO_HEAD,
-    Memoryless,
+    ScriptedPolicy,
     as_step,
     waiting,
 )
@@ -49,39 +49,39 @@ NORMALISERS = {feature.name: feature.normaliser for feature in (*BASE, *SLOT)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeuristicConfig:
-    """Every threshold of the rules. Those that `python -m benchmarks.tune_heuristic` found for a task ship
-    with the package."""
+    """Thresholds of the rules. `python -m benchmarks.tune_heuristic` tunes them for a task; the tuned ones
+    ship with the package."""
 
     blueprints: tuple[str, ...] = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
-    """Strongest first; one that was pruned is not planted in the same network again."""
+    """Blueprints to germinate, strongest first. After a prune, a network does not get the same one again."""
     min_progress: float = 0.0
-    """Plant from this share of the episode on …"""
+    """Fraction of the episode before which nothing is germinated."""
     max_progress: float = 0.3
-    """… until this one: a seed needs time."""
+    """Fraction of the episode after which nothing is germinated: a seed needs time."""
     max_rank: float = 0.55
-    """Plant only in a network with a slot that no larger share of independent channels reaches …"""
+    """Largest feature rank (fraction of independent channels) of a network's worst slot at which it grows."""
     rank_step: float = 0.6
-    """… (of this share of it for each seed that is already there), …"""
+    """Factor on max_rank for each seed that the network already has."""
     min_tap_ratio: float = 1.0
-    """… in a slot where off-centre taps would receive this much of the centre's gradient, …"""
+    """Smallest gradient of off-centre taps, relative to the centre's, at which a slot is a candidate."""
     plateau_epochs: int = 3
-    """… or anywhere, once the network has settled and gained nothing for so many epochs."""
+    """Number of epochs without gain after which every slot of a settled network is a candidate."""
     strong_tap_ratio: float = 1.0
-    """From this ratio on a slot gets the strongest blueprint, below it the next."""
+    """Tap ratio from which a slot gets the strongest blueprint; below it gets the second."""
     growth_weight: float = 2.0
-    """Slots are ranked by ln(tap ratio) + this · ln(growth score) …"""
+    """Weight of ln(growth score) beside ln(tap ratio) when candidates are ranked."""
     depth_price: float = 1.0
-    """… − this · depth, from 0 for the first slot to 1 for the last: later layers are wider and cost more."""
+    """Subtracted from a candidate's rank, times its depth (0 first slot, 1 last): later layers cost more."""
     max_seeds: int = 3
-    """Of one network, fossils included."""
+    """Maximum number of seeds of one network, fossilized ones included."""
     max_live: int = 3
-    """Of them not yet permanent."""
+    """Maximum number of seeds that are not yet fossilized."""
     fail_age: float = 0.15
-    """A seed may be given up after this share of the episode in its stage …"""
+    """Fraction of the episode that a seed spends in its stage before it may count as failing."""
     fail_drop: float = 10.0
-    """… if accuracy has dropped by so many points since."""
+    """Loss of accuracy since the start of the stage, in points, at which a seed counts as failing."""
     min_contribution: float = 1.0
-    """A holding seed that contributes so many points is made permanent; one that does not is pruned."""
+    """Contribution, in points, from which a holding seed is fossilized; below it is pruned."""
 
     def __post_init__(self) -> None:
         blueprint_mask(self.blueprints)
@@ -111,22 +111,31 @@ class HeuristicConfig:
             if getattr(self, name) > high:  # the feature is clipped there
                 raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high:g} or less")
 
+    def over(self, tuned: HeuristicConfig) -> HeuristicConfig:
+        """The tuned thresholds, except those that this config changes from their defaults."""
+        default = HeuristicConfig()
+        changed = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if getattr(self, f.name) != getattr(default, f.name)
+        }
+        return replace(tuned, **changed)
+
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)
 LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "blending", "holding")]
 STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
 
-class Heuristic(Memoryless):
+class Heuristic(ScriptedPolicy):
     """One set of rules for all envs; each env remembers which blueprints it has pruned."""
 
     def __init__(self, config: HeuristicConfig | None, envs: int) -> None:
         self.config = config or HeuristicConfig()
         self.begin(envs)
 
-    def begin(self, envs: int) -> None:
-        """A new episode."""
-        self._pruned: list[set[str]] = [set() for _ in range(envs)]
+    def begin(self, num_envs: int) -> None:
+        self._pruned: list[set[str]] = [set() for _ in range(num_envs)]
 
     def state(self) -> dict[str, Any]:
         return {"pruned": [sorted(names) for names in self._pruned]}

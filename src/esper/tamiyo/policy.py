@@ -13,15 +13,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
 import torch
+from msgspec import Meta
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from esper._archive import load_tensors, read_archive, require_equal, require_fields, write_archive
+from esper._archive import check_tensors, load_tensors, read_archive, require_equal, write_archive
+from esper._files import check_version, decode
 from esper.leyline import (
     ALPHA_CURVE_STEEPNESS,
     ALPHA_CURVE_VALUES,
@@ -46,6 +48,8 @@ from esper.leyline import (
 )
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
+VERSION = 1
+"""Of the policy file."""
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
 EXACT_ENTROPY_SLOTS = 10
 """Up to this many slots the entropy of the parameters is an exact expectation; above, its value at the
@@ -324,6 +328,32 @@ class PolicyEvaluation:
         return self.head_entropies.sum(-1)
 
 
+Size = Annotated[int, Meta(ge=1, le=2**20)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Schema:
+    """What weights must agree with."""
+
+    features: str
+    actions: str
+    base_dim: Size
+    slot_dim: Size
+    hidden: Size
+    slot_hidden: Size
+    blueprint_dim: Size
+    memory_horizon: Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    """The JSON part of a policy file."""
+
+    kind: str
+    schema: _Schema
+    version: Annotated[int, Meta(ge=1)] = 1
+
+
 class RecurrentPolicy:
     """Acts for a batch of envs and evaluates stored sequences, with one network and one distribution."""
 
@@ -340,6 +370,17 @@ class RecurrentPolicy:
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.network.initial_hidden(num_envs)
+
+    def begin(self, num_envs: int) -> None:
+        """Nothing to do: the memory of an episode is the hidden state, which the caller keeps."""
+
+    def state(self) -> dict[str, Any]:
+        """Empty: weights are saved with `save`."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if state:
+            raise EsperError(f"a recurrent policy has no state of its own, but got fields {sorted(state)}")
 
     def distribution(
         self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor
@@ -449,33 +490,44 @@ class RecurrentPolicy:
         return {"features": self.feature_schema, **self.network.architecture, "actions": action_contract()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_archive(path, self.network.state_dict(), {"kind": "policy", "schema": self.schema()})
+        header = {"kind": "policy", "version": VERSION, "schema": self.schema()}
+        write_archive(path, self.network.state_dict(), header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, feature_schema: str) -> RecurrentPolicy:
         """Rebuild a saved policy; a file made for other features or another action contract is refused by
         name."""
-        tensors, meta = read_archive(path, kind="policy")
-        require_fields(path, "header", meta, ("kind", "schema"))
-        return cls.rebuild(tensors, meta["schema"], origin=path, feature_schema=feature_schema)
+        tensors, header = read_archive(path, kind="policy")
+        return cls.from_archive(tensors, header, origin=path, feature_schema=feature_schema)
+
+    @classmethod
+    def from_archive(
+        cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, origin: object, feature_schema: str
+    ) -> RecurrentPolicy:
+        """A policy from the content of its own file."""
+        check_version(header, VERSION, origin)
+        schema = decode(_Header, header, origin).schema
+        return cls.rebuild(tensors, schema, origin=origin, feature_schema=feature_schema)
 
     @classmethod
     def rebuild(
         cls,
         tensors: Mapping[str, Tensor],
-        schema: Mapping[str, Any],
+        schema: object,
         *,
         origin: object,
         feature_schema: str,
         device: str = "cpu",
     ) -> RecurrentPolicy:
-        """A policy from its weights and schema, whatever file they came in."""
-        require_fields(origin, "schema", schema, ("features", "actions", *ARCHITECTURE))
-        for name, ours in (("features", feature_schema), ("actions", action_contract())):
-            require_equal(origin, name, schema[name], ours)
-        policy = cls(
-            TamiyoNetwork(**{name: schema[name] for name in ARCHITECTURE}), feature_schema=feature_schema
-        )
+        """A policy from its weights and schema, whichever file they are from."""
+        if not isinstance(schema, _Schema):
+            schema = decode(_Schema, schema, f"{origin}, field schema")
+        require_equal(origin, "features", schema.features, feature_schema)
+        require_equal(origin, "actions", schema.actions, action_contract())
+        sizes = {name: getattr(schema, name) for name in ARCHITECTURE}
+        with torch.device("meta"):  # sizes that do not match the tensors must not allocate memory
+            check_tensors(origin, TamiyoNetwork(**sizes).state_dict(), tensors)
+        policy = cls(TamiyoNetwork(**sizes), feature_schema=feature_schema)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy

@@ -6,20 +6,21 @@ schedule for each pattern of crippled blocks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import orjson
+from msgspec import Meta
 
-from esper._files import write_atomic
-from esper.leyline import EsperError, GerminationStyle, allowed
+from esper._files import decode_file, write_atomic
+from esper.leyline import EsperError, GerminationStyle, StructureError, allowed
 from esper.tamiyo.scripted import Planting
 
 Schedule = tuple[Planting, ...]
 Pattern = tuple[bool, ...]
 """One mark for each block of the host: True where it is crippled."""
-KIND = "esper-schedule-2"
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,78 +54,105 @@ def marks(pattern: Pattern) -> str:
     return "".join("1" if crippled else "0" for crippled in pattern)
 
 
+# -- files ---------------------------------------------------------------------------------------------------
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredPlanting:
+    epoch: Annotated[int, Meta(ge=1)]
+    slot: str
+    blueprint: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredResult:
+    schedule: list[_StoredPlanting]
+    objective: float
+    gain: float
+    seeds: Count
+    """The field is called so in files: the number of networks."""
+    env_steps: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSchedules:
+    kind: Literal["esper-schedule-2"]
+    task: str
+    command: str
+    root_seed: int
+    candidates: Count
+    best: _StoredResult
+    by_pattern: dict[Annotated[str, Meta(pattern="^[01]+$")], _StoredResult]
+    version: Annotated[int, Meta(ge=1)] = 1
+
+
 def save_schedules(path: str | Path, schedules: Schedules, slots: Sequence[str], command: str) -> None:
     """Write JSON, with slots by name and the command that produced it. `slots` are those of the task."""
 
-    def plain(result: ScheduleResult) -> dict[str, Any]:
+    def stored(result: ScheduleResult) -> _StoredResult:
         plantings = [
-            {"epoch": p.epoch, "slot": slots[p.slot], "blueprint": p.blueprint, "style": p.style.name}
-            for p in result.schedule
+            _StoredPlanting(p.epoch, slots[p.slot], p.blueprint, p.style.name) for p in result.schedule
         ]
-        return {
-            "schedule": plantings,
-            "objective": result.objective,
-            "gain": result.gain,
-            "seeds": result.networks,
-            "env_steps": result.env_steps,
-        }
+        return _StoredResult(
+            plantings, result.objective, result.gain, seeds=result.networks, env_steps=result.env_steps
+        )
 
-    content = {
-        "kind": KIND,
-        "task": schedules.task,
-        "command": command,
-        "root_seed": schedules.root_seed,
-        "candidates": schedules.candidates,
-        "best": plain(schedules.best),
-        "by_pattern": {marks(pattern): plain(result) for pattern, result in schedules.by_pattern.items()},
-    }
-    write_atomic(Path(path), orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    content = _StoredSchedules(
+        kind="esper-schedule-2",
+        task=schedules.task,
+        command=command,
+        root_seed=schedules.root_seed,
+        candidates=schedules.candidates,
+        best=stored(schedules.best),
+        by_pattern={marks(pattern): stored(result) for pattern, result in schedules.by_pattern.items()},
+        version=VERSION,
+    )
+    options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    write_atomic(Path(path), orjson.dumps(asdict(content), option=options))
 
 
 def load_schedules(
     path: str | Path, task: str, *, slots: Sequence[str], blueprints: Sequence[str]
 ) -> Schedules:
     """Read what `save_schedules` wrote. A file for another task, slot or blueprint is refused."""
+    content = decode_file(_StoredSchedules, Path(path), version=VERSION)
+    if content.task != task:
+        raise EsperError(f"{path}: these schedules are for task {content.task!r}, not for {task!r}")
 
-    def read(one: dict[str, Any]) -> ScheduleResult:
-        for entry in one["schedule"]:
+    def read(result: _StoredResult, place: str) -> ScheduleResult:
+        for number, planting in enumerate(result.schedule):
             for name, known in (
                 ("slot", slots),
                 ("blueprint", blueprints),
                 ("style", GerminationStyle.__members__),
             ):
-                if entry[name] not in known:
-                    raise EsperError(
-                        f"{path}: {name} is {entry[name]!r} in {entry}, for task {task!r}; {allowed(known)}"
+                value = getattr(planting, name)
+                if value not in known:
+                    raise StructureError(
+                        f"{path}: {place}.schedule[{number}].{name} is {value!r}, for task {task!r}; "
+                        f"{allowed(known)}"
                     )
-        schedule = tuple(
-            Planting(e["epoch"], slots.index(e["slot"]), e["blueprint"], GerminationStyle[e["style"]])
-            for e in one["schedule"]
-        )
         return ScheduleResult(
-            schedule=schedule,
-            objective=one["objective"],
-            gain=one["gain"],
-            networks=one["seeds"],
-            env_steps=one["env_steps"],
+            schedule=tuple(
+                Planting(p.epoch, slots.index(p.slot), p.blueprint, GerminationStyle[p.style])
+                for p in result.schedule
+            ),
+            objective=result.objective,
+            gain=result.gain,
+            networks=result.seeds,
+            env_steps=result.env_steps,
         )
 
-    try:
-        content = orjson.loads(Path(path).read_bytes())
-        if content["kind"] != KIND:
-            raise EsperError(f"{path}: kind is {content['kind']!r}; {allowed([KIND])}")
-        if content["task"] != task:
-            raise EsperError(f"{path}: these schedules are for task {content['task']!r}, not for {task!r}")
-        return Schedules(
-            task=task,
-            root_seed=content["root_seed"],
-            candidates=content["candidates"],
-            best=read(content["best"]),
-            by_pattern={
-                tuple(mark == "1" for mark in key): read(one) for key, one in content["by_pattern"].items()
-            },
-        )
-    except OSError as error:
-        raise EsperError(f"cannot read the schedules in {path}: {error.strerror}") from error
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise EsperError(f"{path} does not hold schedules: {error}") from error
+    return Schedules(
+        task=task,
+        root_seed=content.root_seed,
+        candidates=content.candidates,
+        best=read(content.best, "best"),
+        by_pattern={
+            tuple(mark == "1" for mark in key): read(result, f"by_pattern.{key}")
+            for key, result in content.by_pattern.items()
+        },
+    )

@@ -1,5 +1,5 @@
-"""Policies without learning: wait, act at random, follow a schedule. They act through the same interface as
-the learned one and see no more than it does, so that comparisons mean something.
+"""Policies that do not learn: wait, act at random, follow a schedule. They act through the same interface as
+the learned policy and see no more than it does, so that comparisons are fair.
 
 E envs, S slots.
 """
@@ -46,7 +46,7 @@ def waiting(envs: int) -> Tensor:
 
 
 def as_step(actions: Tensor) -> PolicyStep:
-    """Certain actions as a decision: probability 1, no value, no memory."""
+    """Fixed actions as a decision: probability 1, no value, no recurrent state."""
     envs = len(actions)
     op_probs = torch.nn.functional.one_hot(actions[:, OP_HEAD], len(LifecycleOp)).float()
     return PolicyStep(
@@ -59,27 +59,24 @@ def as_step(actions: Tensor) -> PolicyStep:
     )
 
 
-class Memoryless:
-    """No hidden state. What a policy remembers within an episode, if anything, is plain values."""
+class ScriptedPolicy:
+    """Base of policies that do not learn: no recurrent state and, unless a subclass has some, no memory."""
 
     def initial_hidden(self, num_envs: int) -> None:
         return None
 
-    def begin(self, envs: int) -> None:
-        """A new episode."""
+    def begin(self, num_envs: int) -> None:
+        """Start a new episode."""
 
     def state(self) -> dict[str, Any]:
-        """What `load_state` needs to go on in the middle of an episode."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         if state:
-            raise EsperError(
-                f"{type(self).__name__} remembers nothing, yet its state has fields {sorted(state)}"
-            )
+            raise EsperError(f"{type(self).__name__} has no memory, but its state has fields {sorted(state)}")
 
 
-class AlwaysWait(Memoryless):
+class AlwaysWait(ScriptedPolicy):
     """Never grows."""
 
     def act(
@@ -88,39 +85,50 @@ class AlwaysWait(Memoryless):
         return as_step(waiting(len(masks.op)))
 
 
-class RandomValid(Memoryless):
-    """Uniform over legal operations, then over the operation's slots and parameters. Env i draws from its own
-    stream."""
+class RandomValid(ScriptedPolicy):
+    """Uniform over legal operations, then over the operation's slots and parameters. Each decision draws from
+    a stream of its own, by episode, env and epoch, so that a resumed run draws the same."""
 
     def __init__(self, seed: int, envs: Sequence[int]) -> None:
-        self._streams = [np.random.default_rng(stream_seed(seed, "action", 0, env)) for env in envs]
+        """`seed` is a random seed; `envs` are the numbers of the envs."""
+        self._seed, self._envs = seed, tuple(envs)
+        self._episode = self._epoch = 0
+
+    def begin(self, num_envs: int) -> None:
+        self._episode, self._epoch = self._episode + 1, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"episode": self._episode, "epoch": self._epoch}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._episode, self._epoch = state["episode"], state["epoch"]
 
     def act(
         self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
     ) -> PolicyStep:
-        if len(masks.op) != len(self._streams):
-            raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._streams)}")
+        if len(masks.op) != len(self._envs):
+            raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._envs)}")
+        self._epoch += 1
         actions = waiting(len(masks.op)).numpy()
         legal = {
             name: getattr(masks, name).cpu().numpy() for name in HEAD_NAMES if name not in ("slot", "op")
         }
         ops, slots = masks.op.cpu().numpy(), masks.slot_by_op.cpu().numpy()
-        for env, rng in enumerate(self._streams):
-            op = rng.choice(np.flatnonzero(ops[env]))
+        for row, env in enumerate(self._envs):
+            rng = np.random.default_rng(stream_seed(self._seed, "action", self._episode, env, self._epoch))
+            op = rng.choice(np.flatnonzero(ops[row]))
+            actions[row, OP_HEAD] = op
             for head, name in enumerate(HEAD_NAMES):
-                if name == "op":
-                    actions[env, head] = op
-                elif RELEVANCE[op][head]:
-                    actions[env, head] = rng.choice(
-                        np.flatnonzero(slots[env, op] if name == "slot" else legal[name][env])
-                    )
+                if name != "op" and RELEVANCE[op][head]:
+                    options = slots[row, op] if name == "slot" else legal[name][row]
+                    actions[row, head] = rng.choice(np.flatnonzero(options))
         return as_step(torch.from_numpy(actions))
 
 
 @dataclass(frozen=True, slots=True)
 class Planting:
-    """One entry of a schedule: this blueprint, in this slot (index), at this epoch (1 is the first), blended
-    in like this."""
+    """One entry of a schedule: a blueprint, the index of its slot, the epoch (from 1) and the blending
+    style."""
 
     epoch: int
     slot: int
@@ -128,9 +136,9 @@ class Planting:
     style: GerminationStyle = GerminationStyle.SIGMOID_ADD
 
 
-class FixedSchedule(Memoryless):
-    """Plants on schedule at the fastest tempo, then advances and fossilizes as soon as the gates open. One
-    action per epoch: what is due and cannot be done now is done in the next epoch in which it can."""
+class FixedSchedule(ScriptedPolicy):
+    """Germinates on schedule at the fastest tempo, then advances and fossilizes as soon as the gates open.
+    One action per epoch: an entry that is due but not possible now waits until it is."""
 
     def __init__(self, schedules: Sequence[Sequence[Planting]]) -> None:
         """One schedule for each env."""
@@ -146,10 +154,9 @@ class FixedSchedule(Memoryless):
         )
         self.begin(len(self.schedules))
 
-    def begin(self, envs: int) -> None:
-        """A new episode."""
-        if envs != len(self.schedules):
-            raise EsperError(f"{envs} envs, this policy was made for {len(self.schedules)}")
+    def begin(self, num_envs: int) -> None:
+        if num_envs != len(self.schedules):
+            raise EsperError(f"{num_envs} envs, this policy was made for {len(self.schedules)}")
         self._epoch = 0
         self._open = [list(schedule) for schedule in self.schedules]
 

@@ -5,21 +5,38 @@ produced them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-import orjson
+from msgspec import Meta
 
 import esper
 from esper._archive import read_archive
-from esper.leyline import EsperError, allowed
+from esper._files import decode, decode_file
+from esper.leyline import EsperError, StructureError, allowed
 from esper.tamiyo.features import schema
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.policy import RecurrentPolicy
 
 SHIPPED = Path(esper.__file__).parent / "policies"
 WEIGHTS, SCHEDULE, THRESHOLDS = ".safetensors", ".schedule.json", ".heuristic.json"
+THRESHOLDS_VERSION = 1
 NETWORK = "agent.network."
 """Prefix of the policy's tensors in a run's checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedThresholds:
+    """The file that `python -m benchmarks.tune_heuristic` writes for a task."""
+
+    task: str
+    command: str
+    envs: int
+    gain: float
+    """Mean J minus that of never growing, in points."""
+    config: HeuristicConfig
+    version: Annotated[int, Meta(ge=1)] = 1
 
 
 def shipped_policies() -> list[str]:
@@ -36,8 +53,7 @@ def tuned_thresholds(task_name: str) -> HeuristicConfig:
     path = SHIPPED / f"{task_name}{THRESHOLDS}"
     if not path.is_file():
         return HeuristicConfig()
-    stored = orjson.loads(path.read_bytes())["config"]
-    return HeuristicConfig(**stored | {"blueprints": tuple(stored["blueprints"])})
+    return decode_file(TunedThresholds, path, version=THRESHOLDS_VERSION).config
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
@@ -46,12 +62,15 @@ def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
     path = _find(name_or_path)
     tensors, meta = read_archive(path, kind=("policy", "run"))
     if meta["kind"] == "policy":
-        return RecurrentPolicy.rebuild(tensors, meta["schema"], origin=path, feature_schema=schema())
-    if meta["agent"] is None:
+        return RecurrentPolicy.from_archive(tensors, meta, origin=path, feature_schema=schema())
+    if "agent" not in meta:
+        raise StructureError(f"{path}: field agent is missing")
+    agent = decode(dict[str, Any] | None, meta["agent"], f"{path}, field agent")  # type: ignore[arg-type]
+    if agent is None:
         raise EsperError(f"{path}: the policy of this run does not learn, so there is none to load")
     return RecurrentPolicy.rebuild(
         {name.removeprefix(NETWORK): t for name, t in tensors.items() if name.startswith(NETWORK)},
-        meta["agent"]["schema"],
+        agent.get("schema"),
         origin=path,
         feature_schema=schema(),
     )

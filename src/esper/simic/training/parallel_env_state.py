@@ -48,6 +48,7 @@ class ParallelEnvState:
     """What is recorded of its slots; see configure_slot_telemetry."""
 
     epoch_rewards: dict[str, float] = field(default_factory=dict)
+    """Reward of this epoch's action, by slot."""
     epoch_counts: dict[str, int] = field(default_factory=dict)
     epoch_successes: dict[str, int] = field(default_factory=dict)
 
@@ -59,6 +60,7 @@ class ParallelEnvState:
     val_total: int = 0
 
     lstm_hidden: tuple[Tensor, Tensor] | None = None
+    """For a policy that decides for this env alone. A batched policy's state is kept by the trainer."""
 
     episode_idx: int = 0
     sensors: dict[str, list[float]] = field(default_factory=dict)

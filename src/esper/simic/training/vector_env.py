@@ -59,13 +59,13 @@ class Observation:
 
 @dataclass(slots=True)
 class Ledger:
-    """Lists that an episode's steps fill, indexed by env where there is one entry per env."""
+    """Results of a round, filled step by step; the first three are indexed by env."""
 
     final_accs: list[float]
     total_rewards: list[float]
     rollback_occurred: list[bool]
-    history: list[EpisodeOutcome] = field(default_factory=list)
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
+    """In env order, once the round is over."""
 
 
 EVALUATION_BATCH = 256
@@ -153,7 +153,7 @@ class VectorEnv:
             actions,
             env_final_accs=ledger.final_accs,
             env_total_rewards=ledger.total_rewards,
-            episode_history=ledger.history,
+            episode_history=[],
             episode_outcomes=ledger.outcomes,
             env_rollback_occurred=ledger.rollback_occurred,
         )

@@ -28,16 +28,15 @@ from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
 from esper.simic.training.checkpoint import (
+    Checkpoint,
     CheckpointStore,
-    agent_part,
-    find_checkpoint,
-    finished_of,
-    read_checkpoint,
+    open_checkpoint,
     restore,
+    start_over,
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.probe import schedule_teacher
+from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
@@ -45,9 +44,8 @@ from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
-from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
-from esper.tamiyo.shipped import shipped_schedules
+from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
@@ -98,6 +96,8 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
+    if changes:
+        task.check_memory()
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
         raise EsperError(
             f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
@@ -120,35 +120,25 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
     """A trainer with its run directory, if it has one, attached to the hub; resumed where the config says
     so."""
     directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
-    checkpoint = None if config.resume is None else find_checkpoint(config.resume, directory)
-    stored = None if checkpoint is None else read_checkpoint(checkpoint, config)
-    trainer = build_trainer(config, task, hub, stored)
+    checkpoint = None if config.resume is None else open_checkpoint(config, directory)
+    trainer = build_trainer(config, task, hub, checkpoint)
+    if checkpoint is not None:
+        restore(trainer, checkpoint)  # before the run directory is touched
     with ExitStack() as cleanup:
         if directory is not None:
-            run = (
-                RunDirectory.create(directory, config=config.to_json())
-                if stored is None
-                else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1]))
-            )
+            run = _open_directory(config, directory, checkpoint)
             trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
-            if stored is not None:
-                trainer.context.store.forget_after(finished_of(stored[1]))
+            if checkpoint is not None:
+                trainer.context.store.go_back_to(checkpoint, trainer.best)
             trainer.recorder.detector = AnomalyDetector(run.events())
             cleanup.enter_context(hub.attached(*run.outputs()))
         cleanup.enter_context(hub.attached(trainer.recorder.detector))
-        if stored is None:
+        if checkpoint is None:
             trainer.recorder.begin_run(trainer.env)
-        else:
-            assert checkpoint is not None
-            restore(trainer, *stored, checkpoint)
-            if (
-                trainer.context.store is not None
-                and stored[1]["announced"]
-                and hub.next_seq == stored[1]["seq"]
-            ):
-                trainer.context.store.complete(
-                    trainer, checkpoint, announce=True, is_best=stored[1]["is_best"]
-                )
+        elif trainer.context.store is not None:
+            header = checkpoint.header
+            if header.announced and hub.next_seq == header.seq:
+                trainer.context.store.complete(trainer, checkpoint.path, announce=True)
         try:
             yield trainer
         except Exception as error:
@@ -158,11 +148,19 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
             raise
 
 
+def _open_directory(config: TrainingConfig, directory: Path, checkpoint: Checkpoint | None) -> RunDirectory:
+    if checkpoint is not None:
+        return RunDirectory.resume(directory, checkpoint.header.seq, checkpoint.header.finished)
+    if config.resume is not None:
+        return start_over(config, directory)
+    return RunDirectory.create(directory, config=config.to_json())
+
+
 def build_trainer(
     config: TrainingConfig,
     task: TaskSpec,
     hub: TelemetryHub,
-    stored: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    stored: Checkpoint | None = None,
 ) -> VectorizedPPOTrainer:
     """Networks, data, policy, rewards and recorder of one run, wired together."""
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
@@ -187,7 +185,7 @@ def build_trainer(
             config=config,
             env=env,
             agent=agent,
-            policy=agent.policy if agent is not None else build_policy(config),
+            policy=agent.policy if agent is not None else build_policy(config, task),
             teacher=build_teacher(config, task),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
@@ -218,11 +216,7 @@ def build_env(
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
-    if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
-        raise EsperError(
-            f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
-            f"{task.num_classes}"
-        )
+    task.check_data(data)
     split = validation_split(
         data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
     )
@@ -274,18 +268,20 @@ def build_agent(
     config: TrainingConfig,
     env: VectorEnv,
     device: str,
-    state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    stored: Checkpoint | None = None,
 ) -> PPOAgent:
     """A new agent from the seed's own stream, or the one in a checkpoint."""
     extra = [sensor.feature for sensor in registered_sensors(config.sensors)]
     slot_features = (*SLOT, *extra)
-    if state is not None:
+    if stored is not None:
+        if stored.header.agent is None:
+            raise EsperError(f"{stored.path}: the checkpoint has no agent, but policy is ppo")
         return PPOAgent.from_state(
-            agent_part(state[0]),
-            state[1]["agent"],
+            stored.agent_tensors,
+            stored.header.agent,
             feature_schema=schema(extra),
             device=device,
-            origin="checkpoint",
+            origin=stored.path,
         )
     steps = config.rollout_length or env.rules.max_epochs
     updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
@@ -331,14 +327,20 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher is None:
         return None
     if config.teacher == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
+        return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
-    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
-    return schedule_teacher(task, schedules, config.envs)
+    return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
-def build_policy(config: TrainingConfig) -> PolicyProtocol:
+def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
     """A policy that does not learn."""
     if config.policy == "heuristic":
-        return Heuristic(config.heuristic, config.envs)
-    return RandomValid(config.seed, range(config.envs)) if config.policy == "random" else AlwaysWait()
+        return build_heuristic(config, task)
+    if config.policy == "random":
+        return RandomValid(config.seed, range(config.envs))
+    return AlwaysWait()
+
+
+def build_heuristic(config: TrainingConfig, task: TaskSpec) -> Heuristic:
+    """The heuristic with the thresholds that ship for the task, changed where the config changes them."""
+    return Heuristic(config.heuristic.over(tuned_thresholds(task.name)), config.envs)

@@ -29,13 +29,12 @@ from esper.leyline import (
     PolicyProtocol,
     PolicyStep,
     stack_reports,
-    stream_seed,
 )
 from esper.simic.contracts import BatchSummary
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.checkpoint import BestPolicy
 from esper.tamiyo.policy import action_uniforms, map_tensors
-from esper.tamiyo.scripted import Memoryless, RandomValid
 
 if TYPE_CHECKING:
     from esper.simic.agent.normalization import RewardNormalizer
@@ -75,8 +74,6 @@ class Progress:
     epoch: int = 0
     """Finished epochs of the current round; 0 between rounds."""
     history: list[BatchSummary] = field(default_factory=list)
-    best: float = float("-inf")
-    """Highest mean objective of a round for which the policy was kept."""
 
 
 @dataclass(slots=True)
@@ -104,6 +101,7 @@ class VectorizedPPOTrainer:
         self.context, self.config, self.env, self.agent = context, context.config, context.env, context.agent
         self.recorder = context.recorder
         self.progress = Progress()
+        self.best = BestPolicy()
         self.decisions = Decisions.none()
         self.max_epochs = self.env.rules.max_epochs
         self.rollout_length = self.config.rollout_length or self.max_epochs
@@ -163,13 +161,14 @@ class VectorizedPPOTrainer:
         self.set_rent()
         for env in self.env.envs:
             self.context.rewards.begin_episode(env.env_idx)
-        for policy in (self.context.policy, self.context.teacher):
-            if isinstance(policy, Memoryless):
-                policy.begin(self.num_envs)
+        self.context.policy.begin(self.num_envs)
+        if self.context.teacher is not None:
+            self.context.teacher.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.draw_uniforms()
+        self.best.begin_round(None if self.agent is None else self.agent.policy)
         if self.agent is not None:
             self.agent.begin_rollout(self.agent.initial_hidden())
 
@@ -195,6 +194,8 @@ class VectorizedPPOTrainer:
         progress, decisions = self.progress, self.decisions
         summary = self._summary(self.env.ledger.outcomes)
         progress.history.append(summary)
+        if self.teacher is None and self.best.end_round(summary) and self.context.store is not None:
+            self.context.store.save_best(self.best)
         self.context.normalizer.update(decisions.rewards)
         self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self.seconds)
         progress.round_idx, progress.epoch = progress.round_idx + 1, 0
@@ -241,11 +242,6 @@ class VectorizedPPOTrainer:
                 reset=self.reset,
                 given=given,
             )
-        if isinstance(
-            self.context.policy, RandomValid
-        ):  # counted by epoch, so that a resumed run draws the same
-            seed = stream_seed(self.env.rules.root_seed, "policy", self.progress.round_idx, 0, seen.epoch)
-            return RandomValid(seed, [env.env_idx for env in self.env.envs]).act(obs, None, masks)
         return self.context.policy.act(obs, self.hidden, masks)
 
     def _record(

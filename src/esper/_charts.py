@@ -1,13 +1,19 @@
-"""Charts as inline SVG. Colours come from the page's style sheet; a value that is None, NaN or Inf leaves a
-gap."""
+"""HTML pages that need no network, and their charts as inline SVG. Colours come from the style sheet; a value
+that is None or not finite leaves a gap."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from hashlib import sha256
+from html import escape as escape_markup
+from importlib.resources import files
 from itertools import groupby, pairwise
+
+from esper._text import printable
 
 Values = Sequence[float | None]
 Series = Mapping[str, Values]
@@ -15,16 +21,32 @@ WIDTH, HEIGHT = 460, 200
 LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 32
 COLOURS = 10
 """Classes c0 to c9 of the style sheet; series beyond them start over."""
+LARGEST = 1e300
+"""Values beyond this are not drawn."""
 ABSENT = '<p class="absent">not measured</p>'
 
 
 def number(value: object) -> str:
-    """A value for people: a dash where it is absent."""
+    """A value as people read it: a number rounded, text with control characters made visible, None as a
+    dash."""
     if value is None:
         return "—"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return printable(value)
     return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """As 1:02:03; a number that is too large for that stays a number."""
+    try:
+        return str(timedelta(seconds=round(seconds)))
+    except OverflowError:
+        return f"{number(seconds)} s"
+
+
+def escape(value: object) -> str:
+    """Text as markup that shows it, control characters made visible."""
+    return escape_markup(printable(value, lines=True))
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -40,15 +62,54 @@ class Html(str):
 
 
 def tag(name: str, text: str = "", **attributes: object) -> Html:
-    """An element around markup; `css` is its class, numbers are rounded to a tenth of a pixel."""
-    shown = [
-        (key, f"{value:.1f}" if isinstance(value, float) else escape(str(value)))
-        for key, value in attributes.items()
-    ]
-    inside = "".join(
-        f' {"class" if key == "css" else key.replace("_", "-")}="{value}"' for key, value in shown
+    """An element around markup. `css` is its class; floats are rounded to a tenth of a pixel."""
+    parts = [name]
+    for key, value in attributes.items():
+        shown = f"{value:.1f}" if isinstance(value, float) else escape(value)
+        attribute = "class" if key == "css" else key.replace("_", "-")
+        parts.append(f'{attribute}="{shown}"')
+    return Html(f"<{' '.join(parts)}>{text}</{name}>")
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Html:
+    """Numbers are aligned right; cells that are markup stay as they are."""
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return tag("div", f"<table><tr>{head}</tr>{body}</table>", css="wide")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Html):
+        return f"<td>{value}</td>"
+    if isinstance(value, str):
+        return f"<td>{escape(value)}</td>"
+    return tag("td", escape(number(value)), css="n")
+
+
+def document(title: str, header: str, main: str) -> str:
+    """A whole page; `header` and `main` are markup. Its Content-Security-Policy allows this style sheet and
+    this script, by their hashes, and nothing else: other markup could run and load nothing."""
+    style, script = (_asset(name) for name in ("report.css", "report.js"))
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
-    return Html(f"<{name}{inside}>{text}</{name}>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>"
+        f"<header>{header}</header><main>{main}</main>"
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return files("esper").joinpath("karn", "assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
 
 
 def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = None) -> str:
@@ -58,7 +119,7 @@ def figure(title: str, note: str, body: str, legend: Mapping[str, str] | None = 
 
 
 class Frame:
-    """The axes of one chart, and the way from values to pixels."""
+    """The axes of one chart, and the scale from values to pixels."""
 
     def __init__(
         self, x: Sequence[float], low: float, high: float, x_label: str, *, pad: float = 0.0
@@ -105,8 +166,8 @@ class Frame:
         )
 
     def svg(self, x: Sequence[float], series: Series) -> str:
-        """All of it, with the numbers that the page shows under the pointer."""
-        shown = {name: [number(value) for value in values] for name, values in series.items()}
+        """The chart, with the numbers that the page shows under the pointer."""
+        shown = {printable(name): [number(value) for value in values] for name, values in series.items()}
         data = json.dumps({"x": list(x), "px": [round(self.x(v), 1) for v in x], "series": shown})
         return tag("svg", "".join(self.parts), viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", data_chart=data)
 
@@ -188,8 +249,9 @@ def _legend(series: Series) -> dict[str, str]:
 
 
 def _finite(series: Series) -> dict[str, list[float | None]]:
+    """Values that can be drawn. Differences of larger ones would overflow."""
     return {
-        name: [v if v is not None and math.isfinite(v) else None for v in values]
+        name: [v if v is not None and abs(v) < LARGEST else None for v in values]
         for name, values in series.items()
     }
 
@@ -227,20 +289,17 @@ def lanes(title: str, note: str, epochs: int, slots: Mapping[str, Sequence[Life]
             tag("rect", css="DORMANT", x=left, y=top, width=per * epochs, height=lane - 4),
             tag("text", escape(slot), x=left - 5, y=top + 19, text_anchor="end"),
         ]
-        numbered = list(
-            enumerate(lives)
-        )  # a gap in the epochs ends a group: another seed may be of the same kind
+        # A gap in the epochs ends a group: the next seed may have the same blueprint.
+        numbered = list(enumerate(lives))
         for (stage, blueprint, _), group in groupby(
             numbered, key=lambda n: (n[1][1], n[1][2], n[1][0] - n[0])
         ):
             at = [life[0] for _, life in group]
-            told = tag(
-                "title", escape(f"{slot}: {blueprint or 'unknown'} {stage}, epochs {at[0]} to {at[-1]}")
-            )
+            label = f"{slot}: {blueprint or 'unknown'} {stage}, epochs {at[0]} to {at[-1]}"
             parts.append(
                 tag(
                     "rect",
-                    told,
+                    tag("title", escape(label)),
                     css=stage,
                     x=left + (at[0] - 1) * per,
                     y=top,
@@ -249,11 +308,11 @@ def lanes(title: str, note: str, epochs: int, slots: Mapping[str, Sequence[Life]
                 )
             )
         for (blueprint, _), group in groupby(numbered, key=lambda n: (n[1][2], n[1][0] - n[0])):
-            found = [life for _, life in group]
-            begin = left + (found[0][0] - 1) * per + 2
+            seed = [life for _, life in group]
+            begin = left + (seed[0][0] - 1) * per + 2
             place = {"x": begin} if begin < end - 62 else {"x": end, "text_anchor": "end"}
             points = "L".join(
-                f"{left + e * per:.1f},{base - (alpha or 0.0) * (lane - 6):.1f}" for e, _, _, alpha in found
+                f"{left + e * per:.1f},{base - (alpha or 0.0) * (lane - 6):.1f}" for e, _, _, alpha in seed
             )
             parts += [
                 tag("text", escape(blueprint or "unknown"), css="blueprint", y=top + 10, **place),
