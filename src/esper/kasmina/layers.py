@@ -2,7 +2,9 @@
 
 Parameters are `[P, …]`. Activations carry lanes; a lane is one copy of one row's network. Images are `[B,
 L·C, H, W]` in channels_last (memory order B, H, W, L, C), everything else is `[L, B, …]`. A layer never mixes
-lanes: what happens in one cannot reach another, NaN included.
+lanes: what happens in one cannot reach another, NaN included. In float32 on a CPU with one thread a lane's
+results are also the same bits for any number and order of lanes that is a multiple of `LANE_MULTIPLE`
+(tests/kasmina/test_layers.py and test_company.py).
 
 B batch, L lanes, P rows of the population, C channels, T tokens, D features.
 """
@@ -65,7 +67,7 @@ def pick(parameter: Tensor, lanes: Lanes) -> Tensor:
 # -- sums over pixels ----------------------------------------------------------------------------------------
 #
 # `sum` and `mean` over the outer axes of a channels_last tensor add up in an order that depends on how many
-# channels lie side by side, so on the number of lanes. Pooling adds up pixel after pixel whatever lies beside.
+# channels lie side by side, so on the number of lanes. Pooling adds pixel after pixel in any case.
 
 
 def pool_pixels(x: Tensor, lanes: Lanes) -> Tensor:
@@ -106,6 +108,22 @@ def _sum_pixels(x: Tensor, batch: int) -> Tensor:
     return F.avg_pool2d(sums.permute(2, 1, 0, 3), (len(sums), 1), divisor_override=1)
 
 
+def _settled(x: Tensor, memory: torch.memory_format) -> Tensor:
+    """`x`, its gradient in this memory order."""
+    return _SettledGradient.apply(x, memory) if x.requires_grad else x
+
+
+class _SettledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory: torch.memory_format) -> Tensor:
+        ctx.memory = memory
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.contiguous(memory_format=ctx.memory), None
+
+
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`[L, N, in]`, `[L, out, in]`, `[L, out]` → `[L, N, out]`; every lane's memory is aligned."""
     samples, outputs = x.shape[1], weight.shape[1]
@@ -115,11 +133,13 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else F.pad(bias, (0, spare))
     if samples % ALIGNMENT:
         x = F.pad(x, (0, 0, 0, -samples % ALIGNMENT))
+    x = x.contiguous()
     if bias is None:
         out = torch.bmm(x, weight.transpose(1, 2))
     else:
         out = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-    return out[:, :samples, :outputs]
+    # The bias' gradient is a sum, which runs in memory order.
+    return _settled(out, torch.contiguous_format)[:, :samples, :outputs]
 
 
 class PopulationLayer(nn.Module):
@@ -468,16 +488,6 @@ class Attention(nn.Module):
         return torch.where(distance >= 0, -distance * rate.view(-1, 1, 1), -math.inf)
 
 
-class _ChannelsLastGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
-        return grad.contiguous(memory_format=torch.channels_last)
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How lanes are laid out in activations of one topology, and how to move them."""
@@ -514,7 +524,7 @@ class Layout:
     def settle(self, x: Tensor) -> Tensor:
         """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a
         lane's must not depend on whether it was moved."""
-        return _ChannelsLastGradient.apply(x) if self.image and x.requires_grad else x
+        return _settled(x, torch.channels_last) if self.image else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
         """One value per lane, shaped to broadcast over its activations."""
