@@ -46,7 +46,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path) -> None:
     again = train_dual_ab(**SMALL, **modes, telemetry_dir=str(tmp_path), resume="auto")
     for mode, values in whole.objectives.items():
         assert np.array_equal(again.objectives[mode], values)
-        assert [event["event_type"] for event in story(tmp_path / mode.value)].count("run_ended") == 1
+        assert [event["event_type"] for event in story(tmp_path / mode)].count("run_ended") == 1
     assert again.differences == whole.differences
 
 

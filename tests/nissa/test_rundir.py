@@ -323,14 +323,25 @@ def test_steps_after_a_checkpoint_that_was_not_announced(tmp_path: Path) -> None
 def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
     write(run, [TelemetryEventType.ROLLBACK] * 3, 2, [0] * 3)
     before = run.log.read_bytes()
-    with pytest.raises(
-        TelemetryError, match=r"event 3 is missing, but the checkpoint counts on events 0 to 4"
-    ):
+    with pytest.raises(TelemetryError, match=r"event 3 is missing, but the checkpoint needs events 0 to 4"):
         RunDirectory.resume(run.path, 5)
     assert run.log.read_bytes() == before
     run.log.write_bytes(before.replace(b'{"seq":1', b'{"seq":7'))
     with pytest.raises(TelemetryError, match="event 1 is missing"):
         RunDirectory.resume(run.path, 3)
+
+
+@pytest.mark.parametrize("round_idx", [0, 1, 2])
+def test_a_truncated_table_stops_resuming_before_anything_changes(run: RunDirectory, round_idx: int) -> None:
+    write(
+        run, [TelemetryEventType.LAST_ACTION, TelemetryEventType.BATCH_COMPLETED] * 3, 2, [0, 0, 1, 1, 2, 2]
+    )
+    table = run.tables / f"steps-0000{round_idx}.parquet"
+    table.write_bytes(table.read_bytes()[:-9])
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(TelemetryError, match=rf"{table.name}: not a readable Parquet file, so it is damaged"):
+        RunDirectory.resume(run.path, 2)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_burst_of_a_hundred_thousand_events_without_loss(run: RunDirectory) -> None:

@@ -36,7 +36,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.probe import schedule_teacher
+from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
@@ -44,7 +44,6 @@ from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
-from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
 from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
@@ -97,6 +96,8 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
+    if changes:
+        task.check_memory()
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
         raise EsperError(
             f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
@@ -215,11 +216,7 @@ def build_env(
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
-    if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
-        raise EsperError(
-            f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
-            f"{task.num_classes}"
-        )
+    task.check_data(data)
     split = validation_split(
         data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
     )
@@ -332,8 +329,7 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher == "heuristic":
         return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
-    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
-    return schedule_teacher(task, schedules, config.envs)
+    return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
 def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
