@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper._charts import HEIGHT, lanes, lines, number, stacked, ticks, trend
 from esper.karn import Views, render_report
-from esper.karn.charts import HEIGHT, lanes, lines, number, stacked, ticks, trend
 from esper.karn.summary import open_run
 from esper.leyline import METRICS
 

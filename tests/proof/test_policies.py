@@ -78,12 +78,12 @@ def decisions(**options):
             task,
             lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     ]
 
 
-def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
+def test_sampling_depends_on_the_random_seed_and_the_mode_does_not():
     assert decisions(sample=True) == decisions(sample=True)
     assert decisions(sample=True) != decisions(sample=True, root_seed=7)
     assert decisions() == decisions(root_seed=7) != decisions(sample=True)
@@ -91,7 +91,7 @@ def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
 
 def test_shuffled_observations_change_what_is_done():
     assert decisions(sample=True, shuffled=True) != decisions(sample=True)
-    with pytest.raises(EsperError, match="single env"):
+    with pytest.raises(EsperError, match="single network"):
         Acting(policy(), [0], 8, root_seed=0, shuffled=True)
 
 
@@ -113,10 +113,21 @@ def test_each_env_sees_its_neighbour():
                 Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s
             ),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     assert torch.equal(shown[8], shown[0][[3, 0, 1, 2]])
 
 
 def test_names_without_a_file():
     assert set(simple_makers(parse_task(SHIFT), 0)) == {"static", "random", "heuristic"}
+
+
+def test_an_acting_policy_goes_on_from_its_state():
+    acting = Acting(policy(), [3, 4], 8, root_seed=0, sample=True)
+    acting.begin(2)
+    acting.load_state({"epoch": 5})
+    assert acting.state() == {"epoch": 5}
+    acting.begin(2)
+    assert acting.state() == {"epoch": 0}
+    with pytest.raises(EsperError, match="made for 2"):
+        acting.begin(3)

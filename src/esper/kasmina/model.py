@@ -233,6 +233,23 @@ class MorphogeneticModel(nn.Module):
         self.changed()
         return result
 
+    def plant_fossil(
+        self,
+        slot_id: str,
+        blueprint_id: str,
+        *,
+        row: int = 0,
+        init_seed: int | None = None,
+        algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD,
+    ) -> None:
+        """Give a fresh network a permanent seed at alpha 1 that learns from the first epoch. It passes no
+        stages and no gates: the network has this structure from the start."""
+        self.germinate(slot_id, blueprint_id, row=row, init_seed=init_seed, algorithm=algorithm)
+        seed = self.slot(slot_id).seed(row)
+        seed.alpha.pin(1.0)
+        seed.enter(SeedStage.FOSSILIZED)
+        self.changed()
+
     def advance(self, slot_id: str, *, row: int = 0) -> OpResult:
         """To the next stage, if its gate is open."""
         return self._done(self.slot(slot_id).advance(self.check_row(row)))

@@ -1,7 +1,7 @@
-"""Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root,
-the same seed has the same weights at birth, the same data in the same order, the same condition and the same
-random numbers for its actions, whoever decides. With another number of networks beside it rounding differs,
-and a whole episode's result can too."""
+"""Episodes of numbered networks under any policy.
+
+A network's number and the root seed fix its initial weights, its data and their order, its condition and the
+random numbers for its actions, whichever policy decides."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from esper.simic.training.evaluation import populations, split_of
 from esper.simic.training.vector_env import VectorEnv
 
 Maker = Callable[[Sequence[int]], PolicyProtocol]
-"""Makes the policy of these seeds for one episode."""
+"""Makes the policy for one episode of these networks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An operation that was carried out; waiting is not one."""
+    """An operation that was executed. Waiting is not recorded."""
 
     epoch: int
     op: str
     slot: str
     blueprint: str | None
-    """Of a germination."""
+    """Of a germination; None for other operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fossil:
-    """A seed that became permanent."""
+    """A permanent seed."""
 
     slot: str
     blueprint: str
@@ -44,16 +44,17 @@ class Fossil:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One episode and what it came to."""
+    """The result of one episode."""
 
-    seed: int
+    network: int
+    """Number of the network under the root seed."""
     outcome: EpisodeOutcome
     test_accuracy: float
-    """Percentage points, fossilized seeds only."""
+    """Percentage points, with the fossilized seeds only."""
     flops: int
     """Of training."""
     condition: Condition | None
-    """None where the task draws none."""
+    """None if the task draws none."""
     decisions: tuple[Decision, ...]
     fossils: tuple[Fossil, ...]
 
@@ -63,15 +64,15 @@ def play(
     make_policy: Maker,
     *,
     root_seed: int,
-    seeds: Sequence[int],
+    networks: Sequence[int],
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance`
-    hears of env-steps as they are done."""
+    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; `advance` is
+    called with the number of env-steps as they finish."""
     meter, played = FlopMeter(task.build_model(1, [0])), []
-    for env in populations(task, seeds, root_seed=root_seed, size=population):
+    for env in populations(task, networks, root_seed=root_seed, size=population):
         env.begin_round(0)
         if plant is not None:
             plant(env)
@@ -86,7 +87,7 @@ def finish_round(
     meter: FlopMeter,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """Play a round that has begun to its end, and test what it left."""
+    """Play a round that has begun to its end, and test the networks."""
     policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
@@ -99,9 +100,8 @@ def finish_round(
             batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks
         )
         result = env.act(seen, step.actions.tolist())
-        if (
-            step.hidden is not None
-        ):  # a network that was rolled back begins anew, and so does the memory of it
+        if step.hidden is not None:
+            # A network that was rolled back starts a new episode: the policy's memory of it is reset.
             kept = torch.tensor(result.valid).unsqueeze(1)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, (reports, outcome) in enumerate(zip(seen.reports, result.outcomes, strict=True)):
@@ -117,7 +117,7 @@ def finish_round(
     outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
     return [
         Played(
-            seed=e.env_idx,
+            network=e.env_idx,
             outcome=outcomes[e.env_idx],
             test_accuracy=accuracy[i],
             flops=flops[i],

@@ -36,7 +36,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.probe import schedule_teacher
+from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
@@ -44,7 +44,6 @@ from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
-from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
 from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
@@ -330,8 +329,7 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher == "heuristic":
         return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
-    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
-    return schedule_teacher(task, schedules, config.envs)
+    return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
 def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
