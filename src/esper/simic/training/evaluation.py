@@ -32,6 +32,7 @@ def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
 def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
     """One population with an env for each numbered network, without rewards."""
     split = split_of(task.dataset, task.val_size, task.block, root_seed)
+    task.check_data(split.dataset)
     batches = SharedBatchIterator(
         split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
     )
