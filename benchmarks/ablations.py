@@ -23,8 +23,8 @@ from esper.proof.episodes import play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
-from esper.simic.training.config import PRESETS, resolve
 from esper.simic.training.evaluation import TRAINING
+from esper.simic.training.presets import PRESETS, resolve
 
 FIRST = 700_000
 """Number of the first network for evaluation."""

@@ -8,7 +8,7 @@ import pytest
 
 from esper.scripts import demo
 from esper.scripts.cli import main
-from esper.simic.training.config import PRESETS, Preset
+from esper.simic.training.presets import PRESETS, Preset
 
 SMALL = {
     "task": "digits_shift",

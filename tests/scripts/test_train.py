@@ -23,7 +23,8 @@ from esper.nissa import RunDirectory, TelemetryHub
 from esper.runtime.data.sources import cache_file, data_root
 from esper.scripts.train import ProgressOutput, main, run_directory
 from esper.simic.training import vectorized
-from esper.simic.training.config import TrainingConfig, resolve
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

@@ -61,7 +61,8 @@ def render_report(views: Views, growth_rounds: int = 24) -> str:
         for name, render in sections.items()
     )
     links = "".join(tag("a", name, href=f"#{name.lower()}") for name in sections)
-    return document(views.run.path.resolve().name, f"{_facts(views)}<nav>{links}</nav>", body)
+    name = views.run.path.resolve().name
+    return document(name, f"<h1>{escape(name)}</h1>{_facts(views)}<nav>{links}</nav>", body)
 
 
 # -- pieces --------------------------------------------------------------------------------------------------

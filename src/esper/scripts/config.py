@@ -18,16 +18,15 @@ from esper.leyline.errors import EsperError
 from esper.scripts.cli import fail, import_modules, printable
 from esper.simic.training.config import (
     LEAVES,
-    PRESETS,
     SECTIONS,
     TrainingConfig,
     choices,
     near,
     optional,
-    resolve,
     shorten,
     unknown_word,
 )
+from esper.simic.training.presets import PRESETS, resolve
 
 SHORT_HELP = frozenset(
     {

@@ -659,15 +659,15 @@ def test_what_cannot_be_is_an_error_that_shows_it(make, message: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda s: s.pop("mode"), "must have the fields family, mode, envs"),
+        (lambda s: s.pop("mode"), "field mode is missing; allowed: family, mode, envs"),
         (lambda s: s.update(mode="sparse"), "mode is 'sparse' in the state and 'shaped' here"),
         (lambda s: s.update(family="loss"), "family is 'loss'"),
         (lambda s: s["envs"].append(s["envs"][0]), "state of 2 envs, here are 1"),
-        (lambda s: s["envs"][0].pop("levels"), "must have the fields epoch"),
-        (lambda s: s["envs"][0].update(epoch=True), "must have the fields"),
-        (lambda s: s["envs"][0]["levels"].update(potential="high"), "must hold finite numbers"),
-        (lambda s: s["envs"][0]["windows"].update(a=3.0), "must hold finite numbers"),
-        (lambda s: s["envs"][0]["drips"].update(a=float("nan")), "must hold finite numbers"),
+        (lambda s: s["envs"][0].pop("levels"), r"field envs\[0\]\.levels is missing"),
+        (lambda s: s["envs"][0].update(epoch=True), r"envs\[0\]\.epoch is true"),
+        (lambda s: s["envs"][0]["levels"].update(potential="high"), r"levels\.potential is 'high'"),
+        (lambda s: s["envs"][0]["windows"].update(a=3.0), r"windows\.a is 3\.0"),
+        (lambda s: s["envs"][0]["drips"].update(a=float("inf")), r"drips\.a is inf"),
     ],
 )
 def test_a_damaged_state_is_refused(spoil, message: str) -> None:

@@ -16,7 +16,8 @@ from esper.leyline import EsperError, GateLevel, Incubation, RewardFamily, Rewar
 from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
-from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, limits, resolve
+from esper.simic.training.config import LEAVES, TrainingConfig, limits
+from esper.simic.training.presets import PRESETS, resolve
 
 UNLIKE_DEFAULTS: dict[str, Any] = {
     "task": "digits_scale",

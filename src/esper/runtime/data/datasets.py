@@ -64,7 +64,7 @@ class Dataset:
 
 
 class DatasetFacts(NamedTuple):
-    """What is known of a dataset without loading it."""
+    """Facts about a dataset that are known without loading it."""
 
     kind: Kind
     shape: tuple[int, ...]
@@ -93,7 +93,7 @@ def dataset_names() -> list[str]:
 
 
 def dataset_facts(name: str) -> DatasetFacts | None:
-    """What is known of a dataset without loading it; None where only loading tells. Unknown names are
+    """Facts about a dataset that are known without loading it; None if there are none. Unknown names are
     errors."""
     registered = _REGISTERED.get(name)
     if isinstance(registered, Dataset):
@@ -173,7 +173,7 @@ def _checked_dataset(
     labels = ("train_x", "test_x") if text else ("train_y", "test_y")
     number = _check_labels(name, arrays, labels, classes)
     if text:
-        # uint8 and int32 are what batches are gathered from.
+        # Batches are gathered from uint8 or int32.
         tokens = {key: torch.from_numpy(arrays[key].astype(np.int32)) for key in labels}
         return Dataset(
             name=name,

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from esper._files import decode
 from esper.leyline import (
     EsperError,
     LossRewardConfig,
@@ -140,6 +141,15 @@ def compute_loss_reward(step: Step) -> RewardComponentsTelemetry:
     return RewardComponentsTelemetry({name: term(step) for name, term in LOSS_TERMS.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What a checkpoint stores of a `RewardEngine`."""
+
+    family: str
+    mode: str
+    envs: list[EnvMemory]
+
+
 class RewardEngine:
     """Computes the reward of each step. `ActionRules` takes the engine as `reward` and its `rollback` as
     `rollback_reward`. `gamma` is the agent's."""
@@ -199,27 +209,18 @@ class RewardEngine:
 
     def state(self) -> dict[str, Any]:
         """Family, mode and each env's memory as plain values."""
-        return {
-            "family": self.family.value,
-            "mode": str(self.config.mode),
-            "envs": [asdict(m) for m in self._memories],
-        }
+        return asdict(EngineState(str(self.family), self.config.mode, self._memories))
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`, strict."""
-        own = self.state()
-        if not isinstance(state, dict) or state.keys() != own.keys():
-            raise StructureError(f"rewards: state is {state!r}, must have the fields {', '.join(own)}")
-        for name in ("family", "mode"):
-            if state[name] != own[name]:
-                raise StructureError(
-                    f"rewards: {name} is {state[name]!r} in the state and {own[name]!r} here"
-                )
-        if len(state["envs"]) != len(self._memories):
-            raise StructureError(
-                f"rewards: state of {len(state['envs'])} envs, here are {len(self._memories)}"
-            )
-        self._memories = [EnvMemory.from_state(memory) for memory in state["envs"]]
+    def load_state(self, state: object) -> None:
+        """The inverse of `state`, decoded strictly."""
+        stored = decode(EngineState, state, "rewards", complete=True)
+        for name, ours in (("family", str(self.family)), ("mode", self.config.mode)):
+            theirs = getattr(stored, name)
+            if theirs != ours:
+                raise StructureError(f"rewards: {name} is {theirs!r} in the state and {ours!r} here")
+        if len(stored.envs) != len(self._memories):
+            raise StructureError(f"rewards: state of {len(stored.envs)} envs, here are {len(self._memories)}")
+        self._memories = list(stored.envs)
 
     def _memory(self, env_idx: int) -> EnvMemory:
         if not 0 <= env_idx < len(self._memories):

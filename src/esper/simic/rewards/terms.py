@@ -4,11 +4,12 @@ accuracy). A reward mode is a list of terms; see engine.py."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from itertools import chain
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
 
 from esper.leyline import (
     BLENDED_STAGES,
@@ -19,12 +20,12 @@ from esper.leyline import (
     RentConfig,
     RewardConfig,
     SeedStage,
-    StructureError,
     objective,
 )
 from esper.simic.contracts import EnvMeasure, RewardInputs
 from esper.simic.rewards.shaping import potential, roll_windows, staying_seeds, unproven_points
 
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 LOSS_DISCOUNT = 1.0
 """The loss family pays undiscounted changes: then the sign of a step's reward is the sign of its
 improvement, however small."""
@@ -37,32 +38,14 @@ class EnvMemory:
     epoch: int = 0
     open: bool = False
     """Whether the next step continues a segment."""
-    levels: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, Finite] = field(default_factory=dict)
     """By term: the last value of the quantity whose changes the term pays."""
-    windows: dict[str, list[float]] = field(default_factory=dict)
+    windows: dict[str, list[Finite]] = field(default_factory=dict)
     """By seed: its last contributions, newest last (`escrow`)."""
-    boosts: dict[str, list[float]] = field(default_factory=dict)
+    boosts: dict[str, list[Finite]] = field(default_factory=dict)
     """By seed: the strongest help from other seeds, and the epoch of it (`hindsight`)."""
-    drips: dict[str, float] = field(default_factory=dict)
+    drips: dict[str, Finite] = field(default_factory=dict)
     """By fossil: amount per epoch, before the factor tanh(contribution) (`drip`)."""
-
-    @classmethod
-    def from_state(cls, state: Any) -> EnvMemory:
-        """The inverse of `asdict`, strict."""
-        kinds = {f.name: type(getattr(cls(), f.name)) for f in fields(cls)}
-        if not isinstance(state, dict) or {name: type(value) for name, value in state.items()} != kinds:
-            raise StructureError(
-                f"reward memory: {state!r}, must have the fields "
-                + ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
-            )
-        memory = cls(**deepcopy(state))
-        lists = (*memory.windows.values(), *memory.boosts.values())
-        if not all(isinstance(numbers, list) for numbers in lists) or not all(
-            type(x) in (int, float) and math.isfinite(x)
-            for x in (*memory.levels.values(), *memory.drips.values(), *chain.from_iterable(lists))
-        ):
-            raise StructureError(f"reward memory: {state!r}, must hold finite numbers")
-        return memory
 
 
 @dataclass(frozen=True, slots=True)
