@@ -1,4 +1,4 @@
-"""Contracts: enums, tables, dataclasses and protocols that the packages share. Imports no other package, and
+"""Contracts: enums, tables, dataclasses and protocols that the packages share. It imports no other package and
 no torch."""
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from esper.leyline.errors import (
     TransitionError,
     allowed,
     check_number,
+    check_numbers,
 )
 from esper.leyline.lifecycle import (
     GateConfig,
@@ -197,6 +198,7 @@ __all__ = [
     "Veto",
     "allowed",
     "check_number",
+    "check_numbers",
     "format_slot_id",
     "head_sizes",
     "legal_ops",

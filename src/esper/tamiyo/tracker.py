@@ -1,5 +1,4 @@
-"""One network's training run as a policy sees it: losses, accuracies, whether it has settled, whether it
-still improves."""
+"""Signals of one network's training run: losses, accuracies, whether it has settled, whether it improves."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from esper.leyline import EsperError, TrainingSignals
 PLATEAU_GAIN = 0.5
 """An epoch that gains less than this many percentage points adds to the plateau."""
 HISTORY = 10
-"""Epochs of loss and accuracy that signals carry."""
+"""Number of epochs of loss and accuracy in the signals."""
 STABLE_GAIN = 0.03
 """A loss that improves by less than this share …"""
 STABLE_LOSS = 0.05
 """… and worsens by less than this share is stable."""
 STABLE_EPOCHS = 3
-"""So many stable epochs in a row settle the host, for good."""
+"""Number of stable epochs in a row after which the host counts as settled, permanently."""
 
 
 @dataclass(slots=True)
@@ -33,8 +32,8 @@ class _State:
 
 
 class SignalTracker:
-    """Turns one epoch's measurements into signals. `update` takes them in; `peek` says what `update` would,
-    and forgets it."""
+    """Turns one epoch's measurements into signals. `update` records them; `peek` returns the same signals
+    without recording."""
 
     def __init__(self, max_epochs: int) -> None:
         self.max_epochs = max_epochs
@@ -96,7 +95,5 @@ class SignalTracker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if set(state) != set(asdict(self._state)):
-            raise EsperError(
-                f"tracker state has fields {sorted(state)}, wanted {sorted(asdict(self._state))}"
-            )
+            raise EsperError(f"tracker state has fields {sorted(state)}, needs {sorted(asdict(self._state))}")
         self._state = _State(**state)
