@@ -23,8 +23,8 @@ from esper.proof.episodes import play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
-from esper.simic.training.config import PRESETS, resolve
 from esper.simic.training.evaluation import TRAINING
+from esper.simic.training.presets import PRESETS, resolve
 
 FIRST = 700_000
 """Number of the first network for evaluation."""
@@ -78,7 +78,7 @@ def judge(options: argparse.Namespace, change: Mapping[str, Any]) -> tuple[list[
         spec,
         lambda envs: Acting(agent.policy, envs, spec.episode_length, root_seed=TRAINING),
         root_seed=TRAINING,
-        seeds=range(FIRST, FIRST + seeds),
+        networks=range(FIRST, FIRST + seeds),
     )
     return [p.outcome.objective for p in played], sum(len(p.fossils) for p in played) / seeds, spent
 

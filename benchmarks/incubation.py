@@ -46,7 +46,7 @@ def run(
         gates=GateConfig(permissive=True),
         pacing=Pacing(min_training_epochs=0),
         incubation=incubation,
-        seeds=[stream_seed(0, "init", 0, row) for row in range(rows)],
+        random_seeds=[stream_seed(0, "init", 0, row) for row in range(rows)],
     )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
     results = {}

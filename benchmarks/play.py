@@ -98,6 +98,8 @@ def outcomes(
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval; the t quantile by its expansion around the normal one."""
+    if len(values) < 2:
+        return statistics.mean(values), math.inf
     z, n = 1.959964, len(values) - 1
     t = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
     return statistics.mean(values), t * statistics.stdev(values) / math.sqrt(len(values))

@@ -44,6 +44,7 @@ def one_run(
         task="digits_impaired",
         rounds=ROUNDS,
         envs=changes.pop("envs", 16),
+        population=changes.pop("population", 16),
         seed=0,
         telemetry=TelemetryConfig(level=level),
         **changes,

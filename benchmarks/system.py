@@ -50,7 +50,7 @@ SHORT = {
 }
 """Shorter than the tasks' own 75 epochs of 50 steps, but long enough for the schedule to finish."""
 BUDGETS: dict[str, dict[str, Any]] = {
-    "digits_impaired": {"empty": {}, "growing": {}},
+    "digits_impaired": {"empty": {"population": ENVS}, "growing": {"population": ENVS}},
     "cifar_impaired": SHORT,
     "cifar_baseline": SHORT,
 }

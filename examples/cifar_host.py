@@ -57,7 +57,7 @@ def main() -> None:
     batches = SharedBatchIterator(
         split, [[0]], args.batch_size, steps_per_epoch=steps_per_epoch, seed=args.seed
     )
-    model = MorphogeneticModel(CNNHost(1, base=args.base, blocks=args.blocks), seeds=[args.seed])
+    model = MorphogeneticModel(CNNHost(1, base=args.base, blocks=args.blocks), random_seeds=[args.seed])
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=args.lr))
     print(f"{model.host_params:,} parameters, {args.epochs} epochs of {steps_per_epoch} batches")
     step, steps = 0, args.epochs * steps_per_epoch

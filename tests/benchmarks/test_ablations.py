@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.ablations import VARIANTS
 
-from esper.simic.training.config import resolve
+from esper.simic.training.presets import resolve
 
 
 @pytest.mark.parametrize("preset", ["digits_shift", "digits_impaired"])

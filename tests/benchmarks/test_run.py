@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -73,3 +74,10 @@ def test_goals_are_judged_by_what_was_measured() -> None:
     assert run.verdict(Row("a", 3.0, 2.0), noisy=False) == "missed"
     assert run.verdict(Row("a", 3.0, 2.0), noisy=True) == "noisy"
     assert run.verdict(Row("a", None, 2.0, skipped="no data"), noisy=False) == "skipped"
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in Path(run.__file__).parent.glob("*.py") if path.stem != "__init__")
+)
+def test_every_benchmark_can_be_imported(name) -> None:
+    assert import_module(f"benchmarks.{name}").__doc__

@@ -46,7 +46,7 @@ def test_a_comparison_goes_on_where_it_was_stopped(tmp_path) -> None:
     again = train_dual_ab(**SMALL, **modes, telemetry_dir=str(tmp_path), resume="auto")
     for mode, values in whole.objectives.items():
         assert np.array_equal(again.objectives[mode], values)
-        assert [event["event_type"] for event in story(tmp_path / mode.value)].count("run_ended") == 1
+        assert [event["event_type"] for event in story(tmp_path / mode)].count("run_ended") == 1
     assert again.differences == whole.differences
 
 
@@ -67,6 +67,33 @@ def test_groups_are_compared_over_the_rounds_that_all_have_played() -> None:
     assert difference.low > 0
     with pytest.raises(EsperError, match="nothing to compare"):
         ABResult.of({RewardMode.SPARSE: {0: [0.1]}, RewardMode.SHAPED: {}})
+
+
+def width(result: ABResult) -> float:
+    difference = result.differences["sparse", "shaped"]
+    return difference.high - difference.low
+
+
+def test_the_rounds_of_one_policy_are_no_independent_evidence() -> None:
+    """Played again with the same outcome, 16 rounds say no more than 4: the interval does not shrink."""
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(0.5, 0.1, 12), rng.normal(0.4, 0.1, 12)
+    few, many = (
+        ABResult.of({"sparse": dict.fromkeys(range(n), one), "shaped": dict.fromkeys(range(n), other)})
+        for n in (4, 64)
+    )
+    assert width(many) == pytest.approx(width(few), rel=0.05)
+    assert "not the luck of training" in many.covers
+
+
+def test_twins_are_resampled_together() -> None:
+    """Twins with the same outcome count once."""
+    rng = np.random.default_rng(0)
+    one, other = rng.normal(0.5, 0.1, 12), rng.normal(0.4, 0.1, 12)
+    single = ABResult.of({"sparse": {0: one}, "shaped": {0: other}})
+    doubled = {"sparse": {0: one.repeat(2)}, "shaped": {0: other.repeat(2)}}
+    assert width(ABResult.of(doubled, twins=2)) == pytest.approx(width(single), rel=0.05)
+    assert width(ABResult.of(doubled)) < 0.85 * width(single)
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:

@@ -100,7 +100,7 @@ def test_a_run_killed_before_it_announced_its_checkpoint_does_so_when_it_goes_on
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
     assert_same_weights(
         *(
-            read_archive(tmp_path / name / "checkpoints" / "best.safetensors", kind="run")[0]
+            read_archive(tmp_path / name / "checkpoints" / "best.safetensors", kind="policy")[0]
             for name in ("killed", "straight")
         )
     )

@@ -17,6 +17,7 @@ from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.probe import ProbePolicy
 from esper.tamiyo import FixedSchedule, Planting, RandomValid
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.schedules import ScheduleResult, Schedules, save_schedules
@@ -104,6 +105,16 @@ def test_what_a_policy_remembers_within_an_episode_survives(make, state) -> None
     assert policy.state() == state
 
 
+def test_a_probe_policy_has_a_state_from_the_start() -> None:
+    fresh, other = (ProbePolicy(None, {(True,): PLAN}) for _ in range(2))
+    other.load_state(json.loads(json.dumps(fresh.state())))
+    assert other.state() == fresh.state()
+    other.load_state({"seen": [[True]], "following": {"epoch": 3, "open": [[1]]}})
+    assert other.state() == {"seen": [[True]], "following": {"epoch": 3, "open": [[1]]}}
+    other.begin(1)
+    assert other.state() == fresh.state()
+
+
 def test_given_actions_are_judged_not_chosen() -> None:
     """The step that a policy makes of somebody else's actions has their log-probs and its own value and
     memory."""
@@ -140,6 +151,12 @@ def test_given_actions_are_judged_not_chosen() -> None:
 def test_what_cannot_be_taught_is_refused(fields, words) -> None:
     with pytest.raises(EsperError, match=words):
         train(**fields)
+
+
+def test_schedules_for_other_patterns_are_refused(schedules) -> None:
+    path = schedules("digits_shift", patterns=[(False, False), (True, True)])
+    with pytest.raises(EsperError, match="by_pattern has 00, 11; task 'digits_shift' draws 00, 01, 10, 11"):
+        train(task="digits_shift", teacher=path, teacher_rounds=1)
 
 
 def test_schedules_of_another_task_are_refused(schedules) -> None:

@@ -9,7 +9,7 @@ from esper.leyline import EsperError
 from esper.simic.agent.ppo_update import subtract_twin_baseline
 from run_helpers import rows, train
 
-SHIFT = {"task": "digits_shift", "envs": 6, "rounds": 1}
+SHIFT = {"task": "digits_shift", "envs": 6, "rounds": 1, "population": 24}
 
 
 def by_env(directory) -> dict[int, list[tuple[float, ...]]]:
@@ -70,6 +70,7 @@ def test_twins_learn(tmp_path) -> None:
     [
         ({"envs": 5, "twins": 2}, "must be a multiple"),
         ({"envs": 4, "twins": 2, "rollout_length": 4}, "whole episodes"),
+        ({"envs": 6, "twins": 3}, "population 8 .* must be a multiple of their number"),
     ],
 )
 def test_twins_that_cannot_be(fields, words) -> None:

@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {
     "steps_per_epoch": 3,
     "val_size": 64,
     "permissive_gates": True,
+    "population": 8,
     "seed": 5,
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -15,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper._charts import HEIGHT, lanes, lines, number, stacked, ticks, trend
 from esper.karn import Views, render_report
-from esper.karn.charts import HEIGHT, lanes, lines, number, stacked, ticks, trend
 from esper.karn.summary import open_run
 from esper.leyline import METRICS
 
@@ -45,10 +47,31 @@ def test_the_page_needs_nothing_else(page: str) -> None:
     )
 
 
+def policy_of(page: str) -> dict[str, list[str]]:
+    """Directives of the page's Content-Security-Policy."""
+    content = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', page)[1]  # type: ignore[index]
+    return {name: sources for name, *sources in (part.split() for part in unescape(content).split(";"))}
+
+
+def csp_hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(page: str) -> None:
+    policy = policy_of(page)
+    assert policy.pop("default-src") == ["'none'"]
+    for name, element in (("style-src", "style"), ("script-src", "script")):
+        (content,) = re.findall(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
+        assert policy.pop(name) == [csp_hash(content)]
+    assert policy == {"img-src": ["data:"], "base-uri": ["'none'"], "form-action": ["'none'"]}
+    assert page.index("Content-Security-Policy") < page.index("<title>")
+    assert not re.search(r"<[^>]*\s(?:style|on\w+)=", page)  # these would be blocked
+
+
 def test_values_are_those_of_the_run(page: str, views: Views) -> None:
     last = views.rows("SELECT avg_objective, avg_reward FROM rounds ORDER BY round_idx DESC LIMIT 1")[0]
     chart = json.loads(unescape(re.search(r'Objective J.*?data-chart="(.*?)"', page)[1]))  # type: ignore[index]
-    assert chart["x"] == [0, 1]
+    assert chart["x"] == [1, 2]
     assert chart["series"]["avg_objective"][-1] == number(last["avg_objective"])
 
 
@@ -62,8 +85,8 @@ def test_growth_is_there_for_every_env_of_the_chosen_rounds(page: str, views: Vi
     assert stages
     assert all(f'class="{stage}"' in growth for stage in stages)
     one = render_report(views, growth_rounds=1)
-    assert set(re.findall(r'<template data-round="(\d)"', one)) == {"1"} | {
-        str(row["round_idx"])
+    assert set(re.findall(r'<template data-round="(\d)"', one)) == {"2"} | {
+        str(row["round_idx"] + 1)
         for row in views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")
     }
 
@@ -166,10 +189,10 @@ def test_trend() -> None:
 
 # -- browser -------------------------------------------------------------------------------------------------
 
-PROBE = """<script>
+PROBE = """
 addEventListener("load", () => {
   const choose = document.getElementById("round");
-  choose.value = "0";
+  choose.value = "1";
   choose.dispatchEvent(new Event("change"));
   const svgs = [...document.querySelectorAll("svg[role=img]")];
   const drawn = (svg) => [...svg.querySelectorAll("path,rect,circle,line.total")].some((mark) => {
@@ -177,34 +200,42 @@ addEventListener("load", () => {
     return box.width + box.height > 0;
   });
   svgs[0].dispatchEvent(new PointerEvent("pointermove", { clientX: 300, clientY: 300 }));
-  const found = { charts: svgs.length, empty: svgs.filter((svg) => !drawn(svg)).length,
-    wide: document.documentElement.scrollWidth > innerWidth, tip: document.querySelector(".tip")?.textContent ?? "",
-    first: document.querySelector("#lanes figure svg title")?.textContent ?? "", round: document.getElementById("round")?.value,
-    twice: [...document.querySelectorAll("[id]")].length - new Set([...document.querySelectorAll("[id]")].map((e) => e.id)).size,
-    ink: getComputedStyle(document.body).color, paper: getComputedStyle(document.body).backgroundColor };
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  const text = (selector) => document.querySelector(selector)?.textContent ?? "";
+  const found = {
+    charts: svgs.length,
+    empty: svgs.filter((svg) => !drawn(svg)).length,
+    wide: document.documentElement.scrollWidth > innerWidth,
+    tip: text(".tip"),
+    first: text("#lanes figure svg title"),
+    round: choose.value,
+    twice: ids.length - new Set(ids).size,
+    ink: getComputedStyle(document.body).color,
+    paper: getComputedStyle(document.body).backgroundColor,
+  };
   const out = document.createElement("pre");
   out.id = "probe";
   out.textContent = JSON.stringify(found);
   document.body.append(out);
 });
-</script></body>"""
+"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_path: Path) -> None:
+def browse(page: str, directory: Path, scheme: str = "light") -> subprocess.CompletedProcess[str]:
+    """Load a page that was given the probe; its document comes back on stdout, its console on stderr."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("there is no Chromium on this machine; Debian's package is chromium")
-    file = tmp_path / "page.html"
-    file.write_text(page.replace("</body>", PROBE), encoding="utf-8")
-    done = subprocess.run(
+    file = directory / "page.html"
+    file.write_text(page.replace("</body>", f"<script>{PROBE}</script></body>"), encoding="utf-8")
+    return subprocess.run(
         [
             browser,
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
             "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path}/profile",
+            f"--user-data-dir={directory}/profile",
             f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
             "--window-size=1400,900",
             "--dump-dom",
@@ -215,13 +246,25 @@ def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_p
         timeout=120,
         check=True,
     )
+
+
+def test_a_browser_runs_no_script_but_the_pages_own(page: str, tmp_path: Path) -> None:
+    done = browse(page, tmp_path)
+    assert "Content Security Policy" in done.stderr
+    assert '<pre id="probe">' not in done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_path: Path) -> None:
+    allowed = page.replace("script-src ", f"script-src {csp_hash(PROBE)} ", 1)
+    done = browse(allowed, tmp_path, scheme)
     assert "CONSOLE" not in done.stderr, done.stderr
     found = json.loads(unescape(re.search(r'<pre id="probe">(.*?)</pre>', done.stdout)[1]))  # type: ignore[index]
     assert found["charts"] >= 40
     assert found["empty"] == 0
     assert not found["wide"]
     assert found["twice"] == 0
-    assert found["round"] == "0"
+    assert found["round"] == "1"
     assert found["tip"].startswith("at ")
     assert "avg_objective" in found["tip"]
     birth = views.rows("SELECT slot FROM slots WHERE round_idx = 0 AND env_id = 0 ORDER BY slot LIMIT 1")

@@ -32,12 +32,15 @@ def test_tensorboard_reads_the_numbers_back(views: Views, tmp_path: Path) -> Non
     assert sum(map(len, scalars.values())) == count
     for row in views.rows("SELECT round_idx, t_wall, avg_objective, seconds FROM rounds"):
         point = scalars["batch_completed/avg_objective"][row["round_idx"]]
-        assert (point.step, point.value) == (row["round_idx"], pytest.approx(row["avg_objective"], rel=1e-6))
+        assert (point.step, point.value) == (
+            row["round_idx"] + 1,
+            pytest.approx(row["avg_objective"], rel=1e-6),
+        )
         assert point.wall_time == row["t_wall"]
     updates = views.rows("SELECT head_entropy FROM updates ORDER BY seq")
     for head, value in updates[-1]["head_entropy"].items():
         assert scalars[f"ppo_update/head_entropy/{head}"][-1].value == pytest.approx(value, rel=1e-6)
-    assert [point.step for point in scalars["episode_outcome/objective"]] == list(range(8))
+    assert [point.step for point in scalars["episode_outcome/objective"]] == list(range(1, 9))
     assert "batch_completed/accuracy_drop" in scalars
     assert (
         len(scalars["batch_completed/accuracy_drop"]) == 1

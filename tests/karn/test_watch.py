@@ -44,7 +44,7 @@ def screen(app: object) -> str:
 
 async def sees(app, pilot, *texts: str, without: str | None = None) -> None:
     """Wait until all of these are on the terminal."""
-    for _ in range(900):
+    for _ in range(300):
         shown = screen(app)
         if all(text in shown for text in texts) and (without is None or without not in shown):
             return
@@ -59,13 +59,13 @@ def test_three_screens_of_a_finished_run(size: tuple[int, int], run_path: Path) 
     update = views.rows("SELECT * FROM updates ORDER BY seq DESC LIMIT 1")[0]
 
     async def script(app, pilot) -> None:
-        await sees(app, pilot, "finished", "round 2 of 2", f"{last['avg_objective']:.3g}", "quit")
+        await sees(app, pilot, "finished", "2 of 2 rounds", f"{last['avg_objective']:.3g}", "quit")
         await pilot.press("2")
-        await sees(app, pilot, "round 1, env 0")
+        await sees(app, pilot, "round 2, env 0")
         await pilot.press("n", "left_square_bracket")
-        await sees(app, pilot, "round 0, env 1")
+        await sees(app, pilot, "round 1, env 1")
         await pilot.press("p", "p", "right_square_bracket")
-        await sees(app, pilot, "round 1, env 3")
+        await sees(app, pilot, "round 2, env 3")
         await pilot.press("3")
         await sees(app, pilot, f"{update['entropy']:.3g}", "explained_variance")
         await pilot.resize_terminal(80, 24)
@@ -120,9 +120,9 @@ def test_runs_that_have_not_come_far(damage: str, run_path: Path, tmp_path: Path
     async def script(app, pilot) -> None:
         for key in "13np[]2":
             await pilot.press({"[": "left_square_bracket", "]": "right_square_bracket"}.get(key, key))
-        await sees(app, pilot, "no steps on record")
+        await sees(app, pilot, "no steps recorded")
         await pilot.press("3")
-        await sees(app, pilot, "no update on record" if damage == "nothing" else "explained_variance")
+        await sees(app, pilot, "no update recorded" if damage == "nothing" else "explained_variance")
 
     drive(path, (100, 30), script)
 
@@ -130,10 +130,10 @@ def test_runs_that_have_not_come_far(damage: str, run_path: Path, tmp_path: Path
 def test_plain_text_elsewhere(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     views = open_run(run_path)
     decided = views.rows("SELECT op FROM steps WHERE env_id = 2 AND round_idx = 0 AND op <> 'WAIT'")
-    assert main(["watch", str(run_path), "--env", "2", "--round", "0"]) == 0
+    assert main(["watch", str(run_path), "--env", "2", "--round", "1"]) == 0
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
-    assert "round 0, env 2" in shown
+    assert "round 1, env 2" in shown
     assert all(row["op"] in shown for row in decided)
     assert "explained_variance" in shown
 

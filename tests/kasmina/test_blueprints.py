@@ -55,7 +55,7 @@ SLOT = "r0c1"
 
 def planted(topology: Any, name: str, stage: SeedStage, **options: Any) -> MorphogeneticModel:
     """Eight equal networks; in the first three a seed under each blend."""
-    model = make(topology, 8, seeds=[4] * 8, **options)
+    model = make(topology, 8, random_seeds=[4] * 8, **options)
     for row, algorithm in ALGORITHMS.items():
         bring(model, SLOT, name, stage, row=row, algorithm=algorithm, init_seed=11)
     return model
@@ -148,7 +148,7 @@ def test_every_seed_has_a_count_above():
 
 @every_seed
 def test_identity_at_birth_and_a_gradient_at_birth(topology, name):
-    model, plain = planted(topology, name, SeedStage.HOLDING), make(topology, 8, seeds=[4] * 8)
+    model, plain = planted(topology, name, SeedStage.HOLDING), make(topology, 8, random_seeds=[4] * 8)
     x, y = population_batch(model, 1)
     losses, wanted = model.losses(x, y), plain.losses(x, y)
     assert torch.equal(losses.outputs, wanted.outputs), "at alpha 1, in training mode"
@@ -307,7 +307,10 @@ SEED_LR = {"cnn": 0.05, "transformer": 0.05, "mlp": 0.1}
 @every_seed
 def test_every_seed_learns_real_images_on_a_frozen_host(topology, name):
     """Rows 0 to 2 hold a seed under each blend, the others none: theirs is the loss with the seed off."""
-    model, slot_id = MorphogeneticModel(REAL_HOSTS[topology](), seeds=[3] * 8, **EAGER), REAL_SLOTS[topology]
+    model, slot_id = (
+        MorphogeneticModel(REAL_HOSTS[topology](), random_seeds=[3] * 8, **EAGER),
+        REAL_SLOTS[topology],
+    )
     if topology == "transformer":
         # The tied head of an untrained transformer is too quiet for any features to matter.
         with torch.no_grad():
@@ -333,11 +336,11 @@ def test_every_seed_learns_real_images_on_a_frozen_host(topology, name):
 
 
 def test_seeds_of_one_bank_do_not_share_weights():
-    model = make("cnn", 8, seeds=[4] * 8)
+    model = make("cnn", 8, random_seeds=[4] * 8)
     for row in (1, 6):
         bring(model, SLOT, "conv_light", SeedStage.HOLDING, row=row, init_seed=11)
     stir_seed(model, SLOT, 6, 0.5)
     x, _ = population_batch(model, 1)
-    plain = make("cnn", 8, seeds=[4] * 8).eval()
+    plain = make("cnn", 8, random_seeds=[4] * 8).eval()
     changed = [row for row in range(8) if not torch.equal(model.eval()(x)[row], plain(x)[row])]
     assert changed == [6]

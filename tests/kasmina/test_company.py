@@ -1,5 +1,5 @@
-"""A network is the same bits whoever grows beside it: every blueprint, alpha algorithm and stage, alone and in
-company, at the same width of the population."""
+"""A network is the same bits whatever grows beside it: every blueprint, alpha algorithm and stage, alone and
+in company, at the same width of the population."""
 
 from __future__ import annotations
 

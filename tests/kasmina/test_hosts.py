@@ -185,7 +185,7 @@ CNNS = [
 @pytest.mark.parametrize("options", CNNS, ids=str)
 @pytest.mark.parametrize("slots", [None, ["r0c1"]], ids=["all_slots", "one_slot"])
 def test_cnn_with_empty_slots_is_bit_identical_to_plain_torch(options, slots):
-    model = MorphogeneticModel(CNNHost(1, **options), slots, seeds=[5])
+    model = MorphogeneticModel(CNNHost(1, **options), slots, random_seeds=[5])
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_decay=0.0, clip=1e9))
     for step in range(5):
         x = torch.randn(7, model.host.channels, model.host.size, model.host.size, generator=generator(step))
@@ -276,7 +276,7 @@ def test_cross_entropy_of_each_lane(topology):
 )
 def test_gpt_starts_at_the_loss_of_knowing_nothing(options):
     for first in (0, 100):
-        model = MorphogeneticModel(GPTHost(8, **options), seeds=range(first, first + 8))
+        model = MorphogeneticModel(GPTHost(8, **options), random_seeds=range(first, first + 8))
         tokens = torch.randint(0, model.host.vocabulary, (8, 4, 33), generator=generator(first))
         main = model.losses(tokens[..., :-1], tokens[..., 1:]).main
         wanted = math.log(model.host.vocabulary)
@@ -298,8 +298,11 @@ def test_gpt_starts_with_quiet_branches():
 
 @topologies
 def test_a_rows_initial_values_do_not_depend_on_the_population(topology):
-    alone = make(topology, 1, seeds=[77])
-    first, last = make(topology, 8, seeds=[77, *range(7)]), make(topology, 16, seeds=[*range(15), 77])
+    alone = make(topology, 1, random_seeds=[77])
+    first, last = (
+        make(topology, 8, random_seeds=[77, *range(7)]),
+        make(topology, 16, random_seeds=[*range(15), 77]),
+    )
     for a, b, c in zip(alone.host.parameters(), first.host.parameters(), last.host.parameters(), strict=True):
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[0], c[15])
@@ -307,7 +310,7 @@ def test_a_rows_initial_values_do_not_depend_on_the_population(topology):
 
 @topologies
 def test_rows_differ_and_a_reset_draws_them_again(topology):
-    model, other = make(topology, 8), make(topology, 8, seeds=[0, 1, 2, 3, 99, 5, 6, 7])
+    model, other = make(topology, 8), make(topology, 8, random_seeds=[0, 1, 2, 3, 99, 5, 6, 7])
     assert all(not torch.equal(p[0], p[1]) for p in model.host.parameters() if p[0].std() > 0)
     x, y = population_batch(model, 1)
     model.losses(x, y)  # moves the batch norms' records

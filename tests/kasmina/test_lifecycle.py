@@ -686,9 +686,9 @@ def test_bad_input_gets_a_typed_error_and_changes_nothing(call, error, message):
         (lambda: MorphogeneticModel(CNNHost(1, base=2), ["r0c0", "r0c0"]), SlotIdError, "not unique"),
         (lambda: MorphogeneticModel(CNNHost(1, base=2), []), SlotIdError, "at least one slot"),
         (
-            lambda: MorphogeneticModel(CNNHost(8, base=2), seeds=[1, 2]),
+            lambda: MorphogeneticModel(CNNHost(8, base=2), random_seeds=[1, 2]),
             PopulationError,
-            "2 initial seeds for a population of 8",
+            "2 random seeds for a population of 8; allowed: one per row",
         ),
         (lambda: Pacing(embargo_epochs=-1), EsperError, "embargo_epochs is -1"),
         (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G5})), EsperError, "allowed: G1, G2, G3"),

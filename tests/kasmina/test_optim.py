@@ -10,10 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina import MorphogeneticModel, OptimizerConfig, PopulationOptimizer, restore_row, snapshot_row
+from esper.kasmina import (
+    CNNHost,
+    MorphogeneticModel,
+    OptimizerConfig,
+    PopulationOptimizer,
+    restore_row,
+    snapshot_row,
+)
 from esper.kasmina.row import OptimizerRow
 from esper.leyline import AlphaAlgorithm, EsperError, PopulationError, SeedStage, StructureError
 from helpers import (
+    EAGER,
     HOSTS,
     bring,
     differing,
@@ -54,7 +62,11 @@ class Reference:
                 parameters, lr=lr, momentum=RATES["momentum"][self.row], weight_decay=decay
             )
         return torch.optim.AdamW(
-            parameters, lr=lr, betas=(RATES["momentum"][self.row], 0.99), eps=1e-8, weight_decay=decay
+            parameters,
+            lr=lr,
+            betas=(RATES["momentum"][self.row], 0.99),
+            eps=OptimizerConfig().eps,
+            weight_decay=decay,
         )
 
     def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
@@ -112,6 +124,22 @@ def grow(model: MorphogeneticModel, topology: Any, step: int, rows: dict[int, in
                     init_seed=row,
                     algorithm=AlphaAlgorithm.MULTIPLY,
                 )
+
+
+@pytest.mark.parametrize(("eps", "still"), [(OptimizerConfig().eps, True), (1e-8, False)])
+def test_a_gradient_that_is_only_rounding_moves_a_weight_hardly(eps, still):
+    """The batch norm that follows takes out what the seed's bias adds: its gradient is 0 but for rounding."""
+    lr = 0.03
+    model = MorphogeneticModel(CNNHost(8, base=2, channels=1, size=8, kernel=1), **EAGER)
+    bring(model, "r0c0", "norm", SeedStage.HOLDING, stir=0.2)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind="adamw", seed_lr=lr, eps=eps))
+    parameters = dict(model.slot("r0c0").banks["norm"].named_parameters())
+    before = {name: parameter[0].detach().clone() for name, parameter in parameters.items()}
+    train_step(model, optimizer, *population_batch(model, 0, batch=64))
+    moved = {name: float((p[0].detach() - before[name]).abs().max()) / lr for name, p in parameters.items()}
+    assert moved["gamma.weight"] > 0.9
+    assert moved["norm.weight"] > 0.9
+    assert (moved["norm.bias"] < 0.1) is still, moved
 
 
 @topologies

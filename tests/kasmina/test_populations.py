@@ -127,10 +127,12 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
     to 1e-9."""
     steps, seeds = 20, [50 + row for row in range(8)]
     config = OptimizerConfig(kind=kind, host_lr=0.02, seed_lr=0.03, seed_decay=0.01)
-    model = make(topology, 8, dtype=torch.float64, incubation=incubation, seeds=seeds, slots=PLACES[topology])
+    model = make(
+        topology, 8, dtype=torch.float64, incubation=incubation, random_seeds=seeds, slots=PLACES[topology]
+    )
     optimizer = PopulationOptimizer(model, config)
     singles = [
-        make(topology, dtype=torch.float64, incubation=incubation, seeds=[s], slots=PLACES[topology])
+        make(topology, dtype=torch.float64, incubation=incubation, random_seeds=[s], slots=PLACES[topology])
         for s in seeds
     ]
     optimizers = [PopulationOptimizer(single, config) for single in singles]
@@ -176,7 +178,9 @@ class Run:
         kind: str = "sgd",
     ) -> None:
         seeds = [envs.get(row, 999) for row in range(population)]
-        self.model = make(topology, population, incubation=incubation, seeds=seeds, slots=PLACES[topology])
+        self.model = make(
+            topology, population, incubation=incubation, random_seeds=seeds, slots=PLACES[topology]
+        )
         self.optimizer = PopulationOptimizer(self.model, OptimizerConfig(kind=kind, host_lr=0.02))
         self.envs = envs
         self.lives = {row: life(env, steps, self.model) for row, env in envs.items()}

@@ -359,11 +359,11 @@ def test_a_directory_without_permission(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    save_network(tmp_path, make("mlp", seeds=[1]))
+    save_network(tmp_path, make("mlp", random_seeds=[1]))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(StructureError, match=r"cannot write the network to .*: Permission denied"):
-        save_network(tmp_path, make("mlp", seeds=[2]))
+        save_network(tmp_path, make("mlp", random_seeds=[2]))
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, "no half-written file, no litter"
 
 

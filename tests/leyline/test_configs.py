@@ -129,7 +129,7 @@ def test_reward_modes() -> None:
         "basic_plus",
         "minimal",
     ]
-    assert RewardConfig().mode is RewardMode.MINIMAL
+    assert RewardConfig().mode == RewardMode.MINIMAL
 
 
 def test_a_gate_passes_without_failures() -> None:

@@ -131,7 +131,7 @@ def test_an_alert_says_what_was_found() -> None:
         2.0,
         0,
         1,
-        "Loss or gradient was not finite; the step was not taken.",
+        "Loss or gradient was not finite; the step was skipped.",
     )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -110,15 +111,17 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("run.json", "", r"run\.json: not JSON"),
-        ("run.json", '{"format": 1,', r"run\.json: not JSON"),
-        ("run.json", "[1]", r"run\.json: holds list, must hold an object"),
-        ("run.json", '{"format": 99}', r"run\.json: format is 99, this version reads 1"),
-        ("run.json", "{}", r"run\.json: format is None"),
+        ("run.json", "", r"run\.json: not valid JSON"),
+        ("run.json", '{"version": 1,', r"run\.json: not valid JSON"),
+        ("run.json", "[1]", r"run\.json: the content is \[1\]: expected `object`"),
+        ("run.json", '{"version": 99}', r"run\.json: version is 99, written by a newer Esper"),
+        ("run.json", '{"format": 99}', r"run\.json: version is 99, written by a newer Esper"),
+        ("run.json", "{}", r"run\.json: field version is missing"),
+        ("run.json", '{"version": null}', r"run\.json: version is null"),
         ("run.json", None, r"not a run directory: run\.json: No such"),
-        ("config.json", "}", r"config\.json: not JSON"),
+        ("config.json", "}", r"config\.json: not valid JSON"),
         ("config.json", None, r"config\.json: No such file"),
-        ("events.jsonl", None, r"not a whole run directory: events\.jsonl is missing"),
+        ("events.jsonl", None, r"not a complete run directory: events\.jsonl is missing"),
     ],
 )
 def test_damaged_directories(run: RunDirectory, name: str, text: str | None, message: str) -> None:
@@ -130,10 +133,96 @@ def test_damaged_directories(run: RunDirectory, name: str, text: str | None, mes
         RunDirectory.open(run.path)
 
 
+def test_a_directory_of_the_older_name_of_this_version_opens(run: RunDirectory) -> None:
+    info = json.loads((run.path / "run.json").read_text())
+    info["format"] = info.pop("version")
+    (run.path / "run.json").write_text(json.dumps(info))
+    assert RunDirectory.open(run.path).info["version"] == 1
+
+
+def test_of_runs_that_start_together_one_gets_the_directory(tmp_path: Path) -> None:
+    """The others are told so, whatever the moment at which they come."""
+    for attempt in range(20):
+        barrier, outcomes = threading.Barrier(4), []
+
+        def start(directory: Path, barrier: threading.Barrier, outcomes: list[str]) -> None:
+            barrier.wait()
+            try:
+                RunDirectory.create(directory, config={})
+                outcomes.append("created")
+            except TelemetryError as error:
+                outcomes.append(str(error))
+
+        threads = [
+            threading.Thread(target=start, args=(tmp_path / str(attempt), barrier, outcomes))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert outcomes.count("created") == 1
+        assert all("in use" in o or "not empty" in o for o in outcomes if o != "created"), outcomes
+
+
+def test_a_directory_in_use_is_refused_as_such(run: RunDirectory) -> None:
+    log, _ = run.outputs()
+    for begin in (RunDirectory.create, RunDirectory.restart):
+        with pytest.raises(TelemetryError, match="in use: another run is writing events"):
+            begin(run.path, config={})
+    log.close()
+
+
+def test_a_truncated_table_stops_a_resume_before_anything_is_cut(tmp_path: Path) -> None:
+    """Also that of an early round, which the resume itself would not read."""
+    run = RunDirectory.create(tmp_path / "run", config={})
+    hub = TelemetryHub()
+    with hub.attached(*run.outputs()):
+        for round_idx in range(3):
+            hub.round_idx = round_idx
+            hub.emit(event("last_action", env_id=0))
+            hub.emit(event("checkpoint"))
+    first = sorted(run.tables.glob("steps-*.parquet"))[0]
+    first.write_bytes(first.read_bytes()[:-20])
+    log = run.log.read_bytes()
+    with pytest.raises(TelemetryError, match=r"steps-00000\.parquet"):
+        RunDirectory.resume(run.path, 1)
+    assert run.log.read_bytes() == log
+
+
+class TestRestart:
+    def test_log_tables_and_best_policy_of_the_killed_run_are_gone(self, run: RunDirectory) -> None:
+        run.log.write_bytes(b'{"seq":0}\n{"se')
+        (run.tables / "steps-00000.parquet").write_bytes(b"x")
+        (run.checkpoints / "best.safetensors").write_bytes(b"x")
+        again = RunDirectory.restart(run.path, config={"rounds": 3})
+        assert again.config == {"rounds": 3}
+        assert list(again.events()) == []
+        assert [*run.tables.iterdir(), *run.checkpoints.iterdir()] == []
+
+    def test_a_run_with_a_checkpoint_is_left_as_it_is(self, run: RunDirectory) -> None:
+        (run.checkpoints / "round-000001-epoch-0000.safetensors").touch()
+        with pytest.raises(TelemetryError, match="has checkpoints"):
+            RunDirectory.restart(run.path, config={})
+
+    def test_what_a_killed_creation_leaves_is_taken_over(self, run: RunDirectory) -> None:
+        (run.path / "run.json").unlink()
+        (run.path / ".config.json.1.partial").touch()
+        assert RunDirectory.restart(run.path, config={"rounds": 3}).config == {"rounds": 3}
+
+    @pytest.mark.parametrize("name", ["events.jsonl", "notes.txt"])
+    def test_a_directory_of_something_else_is_left_as_it_is(self, run: RunDirectory, name: str) -> None:
+        (run.path / "run.json").unlink()
+        (run.path / name).write_text("precious")
+        with pytest.raises(TelemetryError, match="not a run directory"):
+            RunDirectory.restart(run.path, config={})
+        assert (run.path / name).read_text() == "precious"
+
+
 def test_one_writer_at_a_time(run: RunDirectory) -> None:
     log, _ = run.outputs()
     for act in (run.outputs, lambda: RunDirectory.resume(run.path, 0), lambda: JsonlOutput(run.log)):
-        with pytest.raises(TelemetryError, match=r"events\.jsonl is being written by another run"):
+        with pytest.raises(TelemetryError, match=r"in use: another run is writing events\.jsonl"):
             act()
     log.close()
     RunDirectory.resume(run.path, 0)
@@ -234,14 +323,25 @@ def test_steps_after_a_checkpoint_that_was_not_announced(tmp_path: Path) -> None
 def test_a_log_without_what_the_checkpoint_counts_on(run: RunDirectory) -> None:
     write(run, [TelemetryEventType.ROLLBACK] * 3, 2, [0] * 3)
     before = run.log.read_bytes()
-    with pytest.raises(
-        TelemetryError, match=r"event 3 is missing, but the checkpoint counts on events 0 to 4"
-    ):
+    with pytest.raises(TelemetryError, match=r"event 3 is missing, but the checkpoint needs events 0 to 4"):
         RunDirectory.resume(run.path, 5)
     assert run.log.read_bytes() == before
     run.log.write_bytes(before.replace(b'{"seq":1', b'{"seq":7'))
     with pytest.raises(TelemetryError, match="event 1 is missing"):
         RunDirectory.resume(run.path, 3)
+
+
+@pytest.mark.parametrize("round_idx", [0, 1, 2])
+def test_a_truncated_table_stops_resuming_before_anything_changes(run: RunDirectory, round_idx: int) -> None:
+    write(
+        run, [TelemetryEventType.LAST_ACTION, TelemetryEventType.BATCH_COMPLETED] * 3, 2, [0, 0, 1, 1, 2, 2]
+    )
+    table = run.tables / f"steps-0000{round_idx}.parquet"
+    table.write_bytes(table.read_bytes()[:-9])
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(TelemetryError, match=rf"{table.name}: not a readable Parquet file, so it is damaged"):
+        RunDirectory.resume(run.path, 2)
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_burst_of_a_hundred_thousand_events_without_loss(run: RunDirectory) -> None:

@@ -254,9 +254,10 @@ try:
         for round_idx in range(1000):
             hub.round_idx = round_idx
             for i in range(40 * round_idx):
-                hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, env_id=i,
-                                        data={"op": str(hash((i, round_idx)) ** 5), "value": hash((round_idx, i)) / 7}))
-            hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data={"round_idx": round_idx}))
+                data = {"op": str(hash((i, round_idx)) ** 5), "value": hash((round_idx, i)) / 7}
+                hub.emit(TelemetryEvent(event_type=TelemetryEventType.LAST_ACTION, env_id=i, data=data))
+            end = {"round_idx": round_idx}
+            hub.emit(TelemetryEvent(event_type=TelemetryEventType.BATCH_COMPLETED, data=end))
             hub.flush()
 except TelemetryError as error:
     print(round_idx, error)

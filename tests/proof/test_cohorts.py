@@ -12,10 +12,10 @@ import torch
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.proof import play
 from esper.proof.cohorts import oracle, priced, widened, with_fossils
-from esper.proof.episodes import Fossil, parse_task
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.proof.episodes import Fossil
+from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env, populations
-from esper.simic.training.probe import Probe, Probing, fit_probe, flat
+from esper.simic.training.probe import Probe, ProbePolicy, fit_probe, flat
 from esper.tamiyo import AlwaysWait, Planting
 from proof.worlds import IMPAIRED, SHIFT
 
@@ -53,10 +53,10 @@ def test_fossils_are_there_and_learn_from_the_first_epoch():
 
 def test_their_size_is_priced_and_nothing_is_wasted():
     task = parse_task(IMPAIRED)
-    seeds = {seed: [LIGHT] * (seed == 0) for seed in range(2)}
-    static = play(task, still, root_seed=HELD_OUT, seeds=range(2))
-    final = play(task, still, root_seed=HELD_OUT, seeds=range(2), plant=with_fossils(seeds))
-    assert final[1] == static[1], "a seed without fossils is static, on the same numbers"
+    fossils = {0: [LIGHT], 1: []}
+    static = play(task, still, root_seed=HELD_OUT, networks=range(2))
+    final = play(task, still, root_seed=HELD_OUT, networks=range(2), plant=with_fossils(fossils))
+    assert final[1] == static[1], "a network without fossils is static"
     end = final[0].outcome
     assert (end.germinated, end.fossilized, end.pruned) == (1, 1, 0)
     assert end.added_params == 2 * 2 * 9 + 3 * 2  # kernel; norm and γ
@@ -85,7 +85,7 @@ def test_a_host_without_width_is_refused():
 def test_what_a_wider_host_has_more_is_priced_as_added():
     task = parse_task(SHIFT)
     wide = widened(task, task.host_params + 300)
-    (played,) = play(wide, still, root_seed=HELD_OUT, seeds=[0])
+    (played,) = play(wide, still, root_seed=HELD_OUT, networks=[0])
     ours = priced(played, task).outcome
     added = wide.host_params - task.host_params
     assert (ours.host_params, ours.added_params) == (task.host_params, added)
@@ -116,8 +116,8 @@ def expected(pattern, task) -> list[tuple[int, str, str]]:
 
 def test_the_oracle_follows_what_each_seed_has_drawn():
     task = parse_task(SHIFT)
-    played = play(task, oracle(task, BY_PATTERN, HELD_OUT), root_seed=HELD_OUT, seeds=range(12))
-    patterns = [draw_condition(task, HELD_OUT, 0, p.seed).crippled for p in played]
+    played = play(task, oracle(task, BY_PATTERN, HELD_OUT), root_seed=HELD_OUT, networks=range(12))
+    patterns = [draw_condition(task, HELD_OUT, 0, p.network).crippled for p in played]
     assert len(set(patterns)) == 4
     for one, pattern in zip(played, patterns, strict=True):
         assert plantings(one) == expected(pattern, task)
@@ -134,7 +134,7 @@ def test_the_probe_looks_and_follows_what_it_sees():
             return shown["patterns"]
 
     spying = Spy(probe.mean, probe.scale, probe.weights)
-    played = play(task, lambda envs: Probing(spying, BY_PATTERN), root_seed=HELD_OUT, seeds=range(8))
+    played = play(task, lambda envs: ProbePolicy(spying, BY_PATTERN), root_seed=HELD_OUT, networks=range(8))
     assert len(set(shown["patterns"])) > 1
     for one, pattern in zip(played, shown["patterns"], strict=True):
         assert plantings(one) == expected(pattern, task)

@@ -11,9 +11,8 @@ import pytest
 from esper.leyline import EsperError
 from esper.proof import play, prove
 from esper.proof.compare import MEASURES, ProofConfig, growth_by_condition
-from esper.proof.episodes import parse_task
 from esper.proof.policies import simple_makers
-from esper.runtime.tasks import draw_condition
+from esper.runtime.tasks import draw_condition, parse_task
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.schedules import ScheduleResult, Schedules
@@ -34,7 +33,9 @@ SCHEDULES = Schedules(
 @pytest.fixture(scope="module")
 def result():
     policies = {name: policy(seed) for name, seed in POLICIES.items()}
-    return prove(parse_task(SHIFT), policies, ProofConfig(seeds=SEEDS, probe_seeds=16), schedules=SCHEDULES)
+    return prove(
+        parse_task(SHIFT), policies, ProofConfig(networks=SEEDS, probe_networks=16), schedules=SCHEDULES
+    )
 
 
 def episodes(result, cohort, measure) -> np.ndarray:
@@ -61,7 +62,7 @@ def test_every_cohort_is_there(result):
     assert set(result["episodes"]) == once | per_policy
     for name, strata in result["episodes"].items():
         assert len(strata) == (2 if name in per_policy else 1), name
-        assert all([p.seed for p in stratum] == list(range(SEEDS)) for stratum in strata)
+        assert all([p.network for p in stratum] == list(range(SEEDS)) for stratum in strata)
     assert result["absent"] == {}
     assert set(result["learned_minus"]) == set(result["episodes"]) - {"learned"}
 
@@ -89,7 +90,7 @@ def test_differences_are_paired_seed_by_seed(result):
 def test_cohorts_without_a_part_in_the_policy_do_not_depend_on_it(result):
     task = parse_task(SHIFT)
     for name, make in simple_makers(task, HELD_OUT).items():
-        assert result["episodes"][name] == [play(task, make, root_seed=HELD_OUT, seeds=range(SEEDS))]
+        assert result["episodes"][name] == [play(task, make, root_seed=HELD_OUT, networks=range(SEEDS))]
 
 
 def test_equals_are_equal(result):
@@ -130,7 +131,7 @@ def test_growth_rates_differ_where_growth_follows_the_condition():
             [follow[draw_condition(task, HELD_OUT, 0, env).crippled[0]] for env in envs]
         ),
         root_seed=HELD_OUT,
-        seeds=range(16),
+        networks=range(16),
     )
     first = growth_by_condition(task, [played])[0]
     assert (
@@ -146,7 +147,7 @@ def test_a_task_without_conditions_or_schedule():
     result = prove(
         parse_task(IMPAIRED.replace("episode_length=8", "episode_length=3")),
         {"one": policy()},
-        ProofConfig(seeds=2),
+        ProofConfig(networks=2),
     )
     assert "learned_shuffled" not in result["episodes"]
     assert "growth_by_condition" not in result
@@ -156,26 +157,30 @@ def test_a_task_without_conditions_or_schedule():
 
 def test_no_policy_and_brief():
     task = parse_task(IMPAIRED.replace("episode_length=8", "episode_length=2"))
-    result = prove(task, {}, ProofConfig(seeds=2, brief=True))
+    result = prove(task, {}, ProofConfig(networks=2, brief=True))
     assert list(result["cohorts"]) == ["static", "random", "heuristic"]
     assert result["learned_minus"] == {}
     assert math.isfinite(orjson.loads(orjson.dumps(result))["cohorts"]["static"]["J"]["mean"]["value"])
 
 
-def test_other_seeds_are_other_networks():
+def test_other_numbers_are_other_networks():
     task = parse_task(IMPAIRED)
     all_, late = (
-        prove(task, {}, ProofConfig(seeds=seeds, first_seed=first, brief=True))["episodes"]["static"][0]
-        for seeds, first in ((6, 0), (3, 3))
+        prove(task, {}, ProofConfig(networks=networks, first_network=first, brief=True))["episodes"][
+            "static"
+        ][0]
+        for networks, first in ((6, 0), (3, 3))
     )
-    assert [p.seed for p in late] == [3, 4, 5]
+    assert [p.network for p in late] == [3, 4, 5]
     assert [p.outcome.objective for p in late] == pytest.approx(
         [p.outcome.objective for p in all_[3:]], abs=1e-3
     )
     assert [p.outcome.objective for p in late] != [p.outcome.objective for p in all_[:3]]
 
 
-@pytest.mark.parametrize("settings", [{"seeds": 1}, {"seeds": 2.5}, {"first_seed": -1}, {"probe_seeds": 0}])
+@pytest.mark.parametrize(
+    "settings", [{"networks": 1}, {"networks": 2.5}, {"first_network": -1}, {"probe_networks": 0}]
+)
 def test_bad_settings(settings):
     with pytest.raises(EsperError, match=next(iter(settings))):
         ProofConfig(**settings)

@@ -1,4 +1,4 @@
-"""Episodes on numbered seeds: paired, exact, and told as they were."""
+"""Episodes of numbered networks: paired, exact, and recorded as they were."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from esper.kasmina import FlopMeter
 from esper.leyline import EsperError, SeedStage
 from esper.proof import play
-from esper.proof.episodes import finish_round, parse_task
+from esper.proof.episodes import finish_round
 from esper.runtime.data import load_dataset
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
@@ -45,11 +45,11 @@ class Watching:
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_seed_does_not_depend_on_its_company(name):
+def test_a_network_does_not_depend_on_its_company(name):
     task = parse_task(SHIFT)
-    many = play(task, MAKERS[name], root_seed=HELD_OUT, seeds=range(10), population=16)
-    assert [p.seed for p in many] == list(range(10))
-    few = play(task, MAKERS[name], root_seed=HELD_OUT, seeds=[7, 2], population=8)
+    many = play(task, MAKERS[name], root_seed=HELD_OUT, networks=range(10), population=16)
+    assert [p.network for p in many] == list(range(10))
+    few = play(task, MAKERS[name], root_seed=HELD_OUT, networks=[7, 2], population=8)
     assert few == [many[2], many[7]]
 
 
@@ -61,7 +61,7 @@ def test_all_policies_meet_the_same_networks_and_data():
             task,
             lambda envs, make=make, watching=watching: watching.append(Watching(make(envs))) or watching[-1],
             root_seed=HELD_OUT,
-            seeds=range(3),
+            networks=range(3),
         )
         first[name] = watching[0].seen[0]
     for other in ("random", "schedule"):
@@ -73,7 +73,7 @@ def test_all_policies_meet_the_same_networks_and_data():
 def test_roots_have_nothing_in_common():
     task = parse_task(SHIFT)
     held_out, training = (
-        play(task, MAKERS["wait"], root_seed=root, seeds=range(3)) for root in (HELD_OUT, TRAINING)
+        play(task, MAKERS["wait"], root_seed=root, networks=range(3)) for root in (HELD_OUT, TRAINING)
     )
     assert [p.outcome.objective for p in held_out] != [p.outcome.objective for p in training]
     with pytest.raises(EsperError):
@@ -82,7 +82,7 @@ def test_roots_have_nothing_in_common():
 
 def test_the_record_is_what_happened():
     task = parse_task(SHIFT.replace("episode_length=8", "episode_length=14"))
-    for played in play(task, MAKERS["schedule"], root_seed=HELD_OUT, seeds=range(3)):
+    for played in play(task, MAKERS["schedule"], root_seed=HELD_OUT, networks=range(3)):
         ops = Counter(decision.op for decision in played.decisions)
         assert ops["GERMINATE"] == played.outcome.germinated == 2
         assert ops["FOSSILIZE"] == played.outcome.fossilized == len(played.fossils) > 0
@@ -91,14 +91,14 @@ def test_the_record_is_what_happened():
             (2, "r0c1", "norm"),
         ]
         assert {(f.slot, f.blueprint) for f in played.fossils} <= {("r0c0", "conv_light"), ("r0c1", "norm")}
-        assert played.condition == draw_condition(task, HELD_OUT, 0, played.seed)
-    for played in play(task, MAKERS["random"], root_seed=HELD_OUT, seeds=range(3)):
+        assert played.condition == draw_condition(task, HELD_OUT, 0, played.network)
+    for played in play(task, MAKERS["random"], root_seed=HELD_OUT, networks=range(3)):
         assert Counter(d.op for d in played.decisions)["GERMINATE"] == played.outcome.germinated
 
 
 def test_flops_are_those_of_every_epoch():
     task = parse_task(IMPAIRED)
-    (played,) = play(task, MAKERS["wait"], root_seed=HELD_OUT, seeds=[0], population=1)
+    (played,) = play(task, MAKERS["wait"], root_seed=HELD_OUT, networks=[0], population=1)
     assert played.flops == 3 * sum(FlopMeter(task.build_model(1, [0])).segments) * 8 * 2 * 16
     assert played.condition is None
 

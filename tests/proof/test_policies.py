@@ -9,9 +9,10 @@ import torch
 from esper._archive import read_archive
 from esper.leyline import EsperError
 from esper.proof import play, ship_policy
-from esper.proof.episodes import parse_task
 from esper.proof.policies import Acting, simple_makers
-from esper.scripts.config import make_parser, parse
+from esper.runtime.tasks import parse_task
+from esper.scripts.config import parse
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
 from proof.worlds import SHIFT, policy
@@ -62,8 +63,8 @@ def test_the_commands_that_made_them_still_mean_the_same_settings():
         origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())
         _, *arguments = origin["command"]
         assert arguments[:2] == ["train", "ppo"]
-        config, _ = parse(make_parser("esper train", ""), arguments[1:])
-        assert config.to_json() == origin["config"]
+        config, _ = parse("esper train", "", arguments[1:])
+        assert config == TrainingConfig(**origin["config"])
 
 
 # -- acting --------------------------------------------------------------------------------------------------
@@ -77,12 +78,12 @@ def decisions(**options):
             task,
             lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     ]
 
 
-def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
+def test_sampling_depends_on_the_random_seed_and_the_mode_does_not():
     assert decisions(sample=True) == decisions(sample=True)
     assert decisions(sample=True) != decisions(sample=True, root_seed=7)
     assert decisions() == decisions(root_seed=7) != decisions(sample=True)
@@ -90,7 +91,7 @@ def test_sampling_depends_on_the_seeds_numbers_and_the_mode_does_not():
 
 def test_shuffled_observations_change_what_is_done():
     assert decisions(sample=True, shuffled=True) != decisions(sample=True)
-    with pytest.raises(EsperError, match="single env"):
+    with pytest.raises(EsperError, match="single network"):
         Acting(policy(), [0], 8, root_seed=0, shuffled=True)
 
 
@@ -112,10 +113,21 @@ def test_each_env_sees_its_neighbour():
                 Mirror(policy().network, feature_schema=""), envs, 8, root_seed=0, shuffled=s
             ),
             root_seed=HELD_OUT,
-            seeds=range(4),
+            networks=range(4),
         )
     assert torch.equal(shown[8], shown[0][[3, 0, 1, 2]])
 
 
 def test_names_without_a_file():
     assert set(simple_makers(parse_task(SHIFT), 0)) == {"static", "random", "heuristic"}
+
+
+def test_an_acting_policy_goes_on_from_its_state():
+    acting = Acting(policy(), [3, 4], 8, root_seed=0, sample=True)
+    acting.begin(2)
+    acting.load_state({"epoch": 5})
+    assert acting.state() == {"epoch": 5}
+    acting.begin(2)
+    assert acting.state() == {"epoch": 0}
+    with pytest.raises(EsperError, match="made for 2"):
+        acting.begin(3)

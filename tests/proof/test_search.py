@@ -8,14 +8,13 @@ import pytest
 
 from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
 from esper.proof import play, search_schedules
-from esper.proof.episodes import parse_task
 from esper.proof.search import (
     draw_schedules,
     neighbours,
     patterns,
     refine_schedules,
 )
-from esper.runtime.tasks import get_task_spec
+from esper.runtime.tasks import get_task_spec, parse_task
 from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import FixedSchedule, Planting
 from proof.worlds import IMPAIRED
@@ -28,7 +27,9 @@ FEW = {"candidates": 4, "population": 8}
 def test_every_env_follows_its_own_schedule():
     task = parse_task(IMPAIRED)
     plans = [(), (Planting(1, 0, "norm"),), (Planting(2, 1, "conv_light"), Planting(3, 2, "depthwise"))]
-    played = play(task, lambda envs: FixedSchedule([plans[env] for env in envs]), root_seed=0, seeds=range(3))
+    played = play(
+        task, lambda envs: FixedSchedule([plans[env] for env in envs]), root_seed=0, networks=range(3)
+    )
     for plan, one in zip(plans, played, strict=True):
         assert [(d.epoch, d.slot, d.blueprint) for d in one.decisions if d.op == "GERMINATE"] == [
             (p.epoch, task.slots[p.slot], p.blueprint) for p in plan
@@ -89,7 +90,7 @@ def test_it_finds_that_growth_does_not_pay_where_it_cannot():
     found = search_schedules(task, 150, **FEW)
     assert [found.best.schedule, *(one.schedule for one in found.by_pattern.values())] == [()] * 5
     assert found.best.gain == 0.0
-    static = play(task, lambda envs: FixedSchedule([()] * len(envs)), root_seed=TRAINING, seeds=range(64))
+    static = play(task, lambda envs: FixedSchedule([()] * len(envs)), root_seed=TRAINING, networks=range(64))
     values = {one.outcome.objective for one in static}
     assert min(values) <= found.best.objective <= max(values)
 
@@ -130,7 +131,7 @@ def test_a_winner_is_refined_on_networks_of_its_own():
         task,
         lambda envs: FixedSchedule([better.best.schedule] * len(envs)),
         root_seed=TRAINING,
-        seeds=met,
+        networks=met,
         population=8,
     )
     assert better.best.objective == pytest.approx(sum(one.outcome.objective for one in played) / 12)

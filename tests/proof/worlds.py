@@ -9,7 +9,7 @@ import torch
 from esper.tamiyo import RecurrentPolicy, TamiyoNetwork
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, schema
 
-SMALL = "episode_length=8,steps_per_epoch=2,val_size=48,batch_size=16"
+SMALL = "episode_length=8,steps_per_epoch=2,val_size=48,batch_size=16,population=8"
 SHIFT, IMPAIRED = f"digits_shift:{SMALL}", f"digits_impaired:{SMALL}"
 
 

@@ -64,7 +64,7 @@ def test_names_are_found_in_any_case() -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
-        EsperError, match=r"'mnist' is unknown; allowed: cifar_baseline, .*digits_shift.*tinystories"
+        EsperError, match=r"'mnist' is unknown.*; allowed: cifar_baseline, .*digits_shift.*tinystories"
     ):
         get_task_spec("mnist")
 
@@ -75,6 +75,62 @@ def test_a_name_is_registered_once(registry: dict[str, TaskSpec]) -> None:
     assert get_task_spec("MINE") is task
     with pytest.raises(EsperError, match="'mine' is already registered"):
         register_task(task)
+    with pytest.raises(EsperError, match=r"task 'mime' is unknown \(did you mean mine\?\)"):
+        get_task_spec("mime")
+    with pytest.raises(EsperError, match="'my task'; allowed: lower-case"):
+        register_task(replace(task, name="my task"))
+    with pytest.raises(EsperError, match="takes a TaskSpec, not dict"):
+        register_task({"name": "other"})
+
+
+# -- sizes by text -------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_task_and_host_can_be_changed_by_text() -> None:
+    task = get_task_spec("Digits_Shift:base=8,episode_length=12,population=16")
+    assert (task.host["base"], task.episode_length, task.population) == (8, 12, 16)
+    assert task.name == "digits_shift:base=8,episode_length=12,population=16"
+    assert get_task_spec(task.name) == task
+    assert get_task_spec("digits_mlp:features=12").host_params > get_task_spec("digits_mlp").host_params
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("digits_shft:base=8", r"'digits_shft' is unknown \(did you mean digits_shift\?\)"),
+        ("digits_shift:classes=5", "dataset digits has 10 classes, the host has 5; allowed: 10 or more"),
+        ("digits_shift:size=16", r"have shape \(1, 8, 8\), the host takes \(1, 16, 16\)"),
+        ("digits_shift:kernel=2", "kernel is 2, must be odd"),
+        ("digits_shift:width=2", "'width=2' is not field=number .*; allowed: batch_size, .*base"),
+        ("digits_shift:base", "'base' is not field=number"),
+        ("digits_shift:base=-1", "'base=-1' is not field=number"),
+        ("digits_shift:base=\u0661", "is not field=number"),
+        ("digits_shift:base=100000000", r"population of 64 needs about [\d,.]+ GiB .* has [\d.]+ GiB"),
+        ("digits_shift:population=80000000", "needs about"),
+        ("digits_shift:steps_per_epoch=999999999", "needs about"),
+        ("digits_shift:batch_size=999999999", "needs about"),
+        ("digits_shift:episode_length=999999999", "needs about"),
+        ("sotu:features=400000000", "needs about"),
+        ("digits_mlp:features=100000000", "needs about"),
+        ("digits_shift:base=9999999999", "base is 9999999999; allowed: at most 1,000,000,000"),
+        (f"digits_shift:base={'9' * 5000}", "base is 999999999999999999999999; allowed: at most"),
+        ("digits_shift:blocks=101", "blocks is 101; allowed: at most 100"),
+        ("sotu:layers=0", "cannot be built"),
+        ("digits_mlp:layers=0", "slot 'r0c0' is unknown"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_anything_is_built(text: str, words: str) -> None:
+    with pytest.raises(EsperError, match=words):
+        get_task_spec(text)
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_population_fits_its_estimate_of_memory(name: str) -> None:
+    """The estimate covers at least the optimizer's state and grows with each size."""
+    task = get_task_spec(name)
+    assert task.memory > 4 * 4 * task.host_params * task.population
+    for field in ("batch_size", "steps_per_epoch"):
+        assert replace(task, **{field: 2 * getattr(task, field)}).memory > task.memory
 
 
 @pytest.mark.parametrize(
@@ -114,7 +170,10 @@ def test_embedded_tasks_fit_their_data(name: str) -> None:
     data = load_dataset(task.dataset)
     split = validation_split(data, task.val_size, 0, block=task.block)
     assert data.num_classes == task.num_classes
-    assert data.train_x.shape[1:] == (task.host["channels"], task.host["size"], task.host["size"])
+    if task.topology == "mlp":
+        assert data.train_x.shape[1:] == (task.host["inputs"],)
+    else:
+        assert data.train_x.shape[1:] == (task.host["channels"], task.host["size"], task.host["size"])
     sizes = [] if task.conditions is None else [s for s in task.conditions.train_sizes if s is not None]
     assert max([0, *sizes]) <= len(split.train)
     # A seed planted in the middle of the episode can still be fossilized.
@@ -148,6 +207,7 @@ def test_learning_rate_falls_along_a_cosine() -> None:
         ({"name": 3}, EsperError, "name is 3, must be a str"),
         ({"host": "cnn"}, EsperError, "host is 'cnn', must be a Mapping"),
         ({"host": {"kind": "rnn"}}, EsperError, "host kind 'rnn' is unknown; allowed: cnn, gpt, mlp"),
+        ({"dataset": "digits_flat"}, EsperError, "holds vector data, a host of topology cnn needs image"),
         ({"host": {"kind": "cnn", "depth": 3}}, EsperError, "does not fit a cnn host"),
         ({"host": {"kind": "cnn", "blocks": [3]}}, EsperError, "unhashable"),
         ({"slots": "r0c0"}, EsperError, "slots is 'r0c0', must be a tuple"),
@@ -158,7 +218,7 @@ def test_learning_rate_falls_along_a_cosine() -> None:
             SlotIdError,
             "slot 'r7c7' is unknown to this host; allowed: r0c0, r0c1, r1c0, r1c1",
         ),
-        ({"dataset": "imagenet"}, EsperError, "dataset 'imagenet' is unknown; allowed: digits"),
+        ({"dataset": "imagenet"}, EsperError, "dataset 'imagenet' is unknown; allowed: cifar10, digits"),
         ({"batch_size": 0}, EsperError, "batch_size is 0, must be a whole number from 1 up"),
         ({"steps_per_epoch": 1.5}, EsperError, "steps_per_epoch is 1.5"),
         ({"val_size": -1}, EsperError, "val_size is -1"),
@@ -178,7 +238,7 @@ def test_learning_rate_falls_along_a_cosine() -> None:
         ({"conditions": 0.5}, EsperError, "conditions is 0.5"),
         (
             {
-                "host": {"kind": "cnn", "blocks": 2, "kernel": 1},
+                "host": {"kind": "cnn", "blocks": 2, "kernel": 1, "channels": 1, "size": 8},
                 "conditions": ConditionSpace(cripple_probability=0.5),
             },
             EsperError,
@@ -341,7 +401,7 @@ def test_a_whole_task_can_be_written_out() -> None:
         name="vectors",
         host={"kind": "mlp", "inputs": 64},
         slots=("r0c0",),
-        dataset="digits",
+        dataset="digits_flat",
         batch_size=8,
         steps_per_epoch=1,
         val_size=8,

@@ -11,7 +11,8 @@ import pytest
 from esper.leyline import EsperError
 from esper.runtime.tasks import task_names
 from esper.scripts.config import SHORT_HELP, display, main, parse
-from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, choices, optional
+from esper.simic.training.config import LEAVES, TrainingConfig, choices, optional
+from esper.simic.training.presets import PRESETS
 
 COMPANIONS = {
     "resume": ["--telemetry-dir", "d"],
@@ -30,6 +31,8 @@ TEXTS = {
     "governor.min_samples": ["5"],
     "reward.progress_weight": ["1.5"],
     "blind": ["depth", "alpha"],
+    "reward.mode": ["shaped"],
+    "sensors": ["mine", "other"],
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from esper.scripts import demo
 from esper.scripts.cli import main
-from esper.simic.training.config import PRESETS, Preset
+from esper.simic.training.presets import PRESETS, Preset
 
 SMALL = {
     "task": "digits_shift",
@@ -19,6 +19,7 @@ SMALL = {
     "val_size": 48,
     "batch_size": 16,
     "hidden": 16,
+    "population": 8,
     "teacher": "heuristic",
     "teacher_rounds": 1,
 }
@@ -30,8 +31,8 @@ def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, cap
     for name, value in {
         "PRESET": "small",
         "TASK": "digits_shift:episode_length=4,steps_per_epoch=2,val_size=48",
-        "SEEDS": 2,
-        "PROBE_SEEDS": 8,
+        "NETWORKS": 2,
+        "PROBE_NETWORKS": 8,
     }.items():
         monkeypatch.setattr(demo, name, value)
     assert main(["demo"]) == 0

@@ -3,14 +3,19 @@ input."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import orjson
 import pytest
 
+from esper.runtime.tasks import TASKS
 from esper.scripts.cli import main
+from esper.tamiyo import shipped_schedules
 from proof.worlds import policy, policy_file
 
 SIZES = "episode_length=3,steps_per_epoch=1,val_size=24,batch_size=8"
@@ -61,9 +66,9 @@ def proof(tmp_path_factory) -> tuple[Path, list[str]]:
         "--policy",
         policy_file(root / "a.safetensors"),
         policy_file(root / "b.safetensors", 1),
-        "--seeds",
+        "--networks",
         "2",
-        "--probe-seeds",
+        "--probe-networks",
         "8",
         "--schedule",
         str(root / "s.json"),
@@ -94,7 +99,12 @@ def test_the_page_is_whole_and_needs_no_network(proof):
     assert not page.open
     assert page.found["svg"] >= 10
     assert page.found["table"] == 5
-    assert "http" not in re.sub(r'"http://www\.w3\.org[^"]*"', "", text)
+    assert "http" not in re.sub(r'"http://www\.w3\.org[^"]*"|http-equiv', "", text)
+    assert "Content-Security-Policy\" content=\"default-src 'none'; " in text
+    for kind in ("style", "script"):
+        (content,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in text
     assert all(name in text for name in COHORTS)
 
 
@@ -137,8 +147,11 @@ def files(tmp_path) -> Path:
     other = policy()
     other.feature_schema = "other"
     other.save(tmp_path / "other.safetensors")
-    (tmp_path / "s.json").write_bytes(orjson.dumps({"kind": "esper-schedule-2", "task": "digits_scale"}))
+    shutil.copy(shipped_schedules("digits_scale"), tmp_path / "s.json")
     (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    (tmp_path / "broken_module.py").write_text("1 / 0")
     return tmp_path
 
 
@@ -147,7 +160,7 @@ def files(tmp_path) -> Path:
     [
         ("prove --task digits_none --out O", "task 'digits_none' is unknown; allowed: .*digits_shift"),
         ("prove --task digits_shift:size=tall --out O", "'size=tall'.*allowed: .*base"),
-        ("prove --task digits_shift --seeds 1 --out O", "seeds is 1, must be a whole number from 2"),
+        ("prove --task digits_shift --networks 1 --out O", "networks is 1, must be a whole number from 2"),
         ("prove --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
         ("prove --task digits_shift --policy other.safetensors --out O", "features is 'other' in the file"),
         ("prove --task digits_shift --policy s.json --out O", "not a readable safetensors file"),
@@ -163,21 +176,88 @@ def files(tmp_path) -> Path:
         ),
         (
             "prove --task digits_shift --transfer digits_scale --out O",
-            "--transfer digits_scale needs a policy",
+            "--transfer digits_scale needs at least one --policy",
         ),
         ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
         ("prove --task digits_shift --search 60000 --schedule file/s.json --out O", "cannot write to file"),
         (
             "prove --task digits_shift --first-seed -1 --out O",
-            "first_seed is -1, must be a whole number from 0",
+            "first_network is -1, must be a whole number from 0",
         ),
         ("grow --task digits_shift --policy nobody --out O", "policy 'nobody' is neither"),
         ("grow --task digits_shift --policy wait --out file/O", "cannot write to file/O"),
         ("grow --task digits_shift --policy wait --seed -3 --out O", "seed is -3"),
+        ("grow --task digits_shift --policy wait --network -1 --out O", "network is -1"),
+        (
+            "grow --task digits_shift --policy wait --out .",
+            "not empty, it holds broken_module.py; choose a directory",
+        ),
+        ("grow --task digits_shift --policy wait --out run", "not empty, it holds a run"),
+        ("grow --task digits_shift:base=0 --policy wait --out O", "channels is 0, must be at least 1"),
         ("eval O", "O holds no grown network"),
+        ("prove --import nowhere_to_be --task digits_shift --out O", "--import nowhere_to_be"),
+        (
+            "grow --task digits_shift --policy wait --out O --import broken_module",
+            "broken_module.*ZeroDivision",
+        ),
+        ("eval --import 3 O", "--import '3' is not the name"),
     ],
 )
 def test_bad_input_is_refused_with_reason(command, told, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     assert main(command.split()) == 2
     assert re.search(told, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["prove", "grow", "eval"])
+def test_help_has_each_argument_once(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    wanted = {
+        "prove": ["--task", "--policy", "--networks", "--first-network", "--first-seed", "--transfer"],
+        "grow": ["--task", "--policy", "--out", "--network", "--seed", "--sample"],
+        "eval": ["PATH"],
+    }[command]
+    described = text.split("options", 1)[1] if command != "eval" else text
+    for flag in wanted:
+        assert len(re.findall(rf"(?<![\w-]){flag}(?![\w-])", described)) >= 1, flag
+    assert "Args:" not in text
+    assert text.count("A task, or one with other sizes") <= 1
+    assert "--import MODULE" in text
+
+
+def test_readme_grow_command_grows(tmp_path, monkeypatch, capsys):
+    """As it stands in the README: the default network is one that the policy grows."""
+    monkeypatch.chdir(tmp_path)
+    assert main("grow --task digits_shift --policy digits_shift-1 --out grown".split()) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"network 1 of digits_shift: crippled blocks 1, 200 training images", said)
+    assert re.search(r"grown: \w+ in r\dc\d", said)
+    assert main("grow --task digits_shift --policy digits_shift-1 --out grown".split()) == 2
+    assert "not empty, it holds a grown network" in capsys.readouterr().err
+
+
+def test_a_healthy_network_says_which_one_to_try(tmp_path, capsys):
+    command = f"grow --task {SHIFT} --policy wait --network 0 --out {tmp_path / 'g'}"
+    assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert "crippled blocks none" in said
+    assert "grown: nothing" in said
+    assert "--network 1 has a crippled block" in said
+
+
+def test_a_task_of_a_users_module(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_tasks.py").write_text(
+        "from dataclasses import replace\n"
+        "from esper.runtime.tasks import get_task_spec, register_task\n"
+        "register_task(replace(get_task_spec('digits_shift'), name='users_digits'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    sizes = f"users_digits:{SIZES}"
+    assert main(f"grow --import my_tasks --task {sizes} --policy wait --out g".split()) == 0
+    assert main("eval g --import my_tasks".split()) == 0
+    assert f"{sizes}, network" in capsys.readouterr().out
+    TASKS.pop("users_digits")
+    assert main(["eval", "g"]) == 2
+    assert "task 'users_digits' is unknown" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from rich.console import Console
 from esper.leyline import TelemetryEvent, TelemetryEventType
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.runtime.data.sources import cache_file, data_root
-from esper.scripts.train import ProgressOutput, main
+from esper.scripts.train import ProgressOutput, main, run_directory
 from esper.simic.training import vectorized
-from esper.simic.training.config import TrainingConfig, resolve
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -38,6 +40,8 @@ SMALL = [
     "32",
     "--hidden",
     "16",
+    "--population",
+    "8",
 ]
 
 
@@ -91,6 +95,7 @@ def test_a_run_leaves_its_directory_behind(tmp_path: Path) -> None:
         "steps_per_epoch": "1",
         "val_size": "32",
         "hidden": "16",
+        "population": "8",
         "rounds": "2",
         "telemetry_dir": "D",
         "ppo.lr": "3e-4",
@@ -161,6 +166,21 @@ def test_telemetry_dir_none_records_nothing_and_shows_the_results(
     assert "1 (last)" in output
     assert "nothing was recorded" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_of_the_users_own_module_can_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "my_tasks.py").write_text(
+        "from dataclasses import replace\n"
+        "from esper.runtime.tasks import get_task_spec, register_task\n"
+        "register_task(replace(get_task_spec('digits_impaired'), name='my_digits'))\n"
+    )
+    flags = ["--rounds", "1", "--task", "my_digits", "--telemetry-dir", "D"]
+    done = train("wait", "--import", "my_tasks", *SMALL, *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert RunDirectory.open(tmp_path / "D").config["task"] == "my_digits"
+    without = train("wait", *SMALL, *flags, cwd=tmp_path)
+    assert without.returncode == 2
+    assert "'my_digits'" in without.stderr
 
 
 def test_a_run_can_be_repeated_from_its_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,6 +263,56 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
     done = train(*shlex.split(again[1]), "--rounds", str(rounds), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert played(tmp_path / "my run") == list(range(rounds))
+
+
+def test_a_stopped_run_that_records_nothing_says_so(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("wait", *SMALL, "--rounds", "5000", "--telemetry-dir", "none"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("round 1/"):
+            process.send_signal(signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 130, errors
+    assert "cannot be continued, because nothing was recorded" in output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_later_of_two_runs_on_one_directory_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run waits for its schedules in a pipe while the first one takes the directory."""
+    pipe, directory = tmp_path / "schedules.json", tmp_path / "D"
+    os.mkfifo(pipe)
+    schedules = files("esper") / "policies" / "digits_impaired.schedule.json"
+
+    def take_the_directory() -> None:
+        with open(pipe, "wb") as file:
+            RunDirectory.create(directory, config={})
+            file.write(schedules.read_bytes())
+
+    first = threading.Thread(target=take_the_directory)
+    first.start()
+    teacher = ["--teacher", str(pipe), "--teacher-rounds", "1"]
+    code = main(["ppo", *SMALL, "--rounds", "1", *teacher, "--telemetry-dir", str(directory)])
+    first.join()
+    assert code == 2
+    assert str(directory) in capsys.readouterr().err
+
+
+def test_the_directory_of_a_changed_task_has_a_plain_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = TrainingConfig(task="digits_shift:base=8,episode_length=12")
+    assert run_directory(config) == Path("runs/digits_shift-base-8-episode_length-12-ppo-42-1")
 
 
 def test_sigterm_stops_a_run_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

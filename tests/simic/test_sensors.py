@@ -266,7 +266,7 @@ def test_feature_rank_tells_copies_from_independent_channels() -> None:
 def test_a_row_is_measured_alike_in_any_population(topology: Topology) -> None:
     found = {}
     for population in (8, 16, 64):
-        model = make(topology, population, seeds=list(range(population)))
+        model = make(topology, population, random_seeds=list(range(population)))
         x, y = population_batch(model, 1)
         found[population] = stacked(measure_growth(model, x, y, torch.ones(population)))[:, :8]
     assert same_bits(found[8], found[16])
@@ -318,7 +318,7 @@ def test_a_first_block_that_cannot_look_around_shows_in_its_slot() -> None:
     split = validation_split(load_dataset("digits"), 256, 0)
     batches = SharedBatchIterator(split, [list(range(16))], 64, steps_per_epoch=45, seed=0)
     host = CNNHost(16, base=4, channels=1, size=8)
-    model = MorphogeneticModel(host, ["r0c0", "r0c1", "r0c2"], seeds=[row % 8 for row in range(16)])
+    model = MorphogeneticModel(host, ["r0c0", "r0c1", "r0c2"], random_seeds=[row % 8 for row in range(16)])
     for row in range(8):
         host.set_centre_tap(row, [True, False, False])
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from esper.leyline import (
     PolicyObservation,
 )
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
-from esper.tamiyo.heuristic import BASE_COLUMN, SLOT_COLUMN, Heuristic, HeuristicConfig
+from esper.tamiyo.heuristic import BASE_COLUMN, NORMALISERS, SLOT_COLUMN, Heuristic, HeuristicConfig
 
 CONFIG = HeuristicConfig(
     blueprints=("conv_light", "depthwise"),
@@ -222,3 +223,27 @@ def test_bad_input() -> None:
 def test_thresholds_that_no_feature_reaches_are_refused(beyond) -> None:
     with pytest.raises(EsperError, match=f"{next(iter(beyond))} is"):
         HeuristicConfig(**beyond)
+
+
+def test_thresholds_are_in_raw_units_whatever_the_normalisers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other units in the feature table, features encoded by it lead to the same decisions."""
+    kept = {"stage_holding": 1.0, "contribution": 1.1, "contribution?": 1.0}
+    pruned = kept | {"contribution": 0.9}
+    reach = {"tap_ratio": math.log(2.0), "tap_ratio?": 1.0, "growth_score": math.log(1.5)}
+    for factor in (1.0, 3.0):
+        table = {
+            name: replace(normaliser, unit=factor * normaliser.unit)
+            for name, normaliser in NORMALISERS.items()
+        }
+        monkeypatch.setattr("esper.tamiyo.heuristic.NORMALISERS", table)
+
+        def encoded(values: dict[str, float], table=table) -> dict[str, float]:
+            return {name: v / table[name].unit if name in table else v for name, v in values.items()}
+
+        policy = Heuristic(replace(CONFIG, min_contribution=1.0), 1)
+        either = {"FOSSILIZE": [0], "PRUNE": [0]}
+        stage = {"stage_holding": 1.0}
+        assert decide(policy, either, slots=(encoded(kept) | stage,))[0] == "FOSSILIZE"
+        assert decide(policy, either, slots=(encoded(pruned) | stage,))[0] == "PRUNE"
+        slots = ({}, encoded(reach) | {"tap_ratio?": 1.0})
+        assert decide(policy, {"GERMINATE": [1]}, base=BADLY_OFF, slots=slots)[0] == "GERMINATE"

@@ -24,6 +24,8 @@ from esper.leyline import (
     OP_WAIT,
     RELEVANCE,
     ActionMasks,
+    AlphaAlgorithm,
+    AlphaCurve,
     EsperError,
     PolicyObservation,
     ShapeError,
@@ -34,6 +36,7 @@ from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import (
     EmptyMaskError,
     RecurrentPolicy,
+    action_contract,
     action_uniforms,
     categorical_entropy,
     has_choice,
@@ -430,6 +433,23 @@ class TestFiles:
         (tmp_path / "p").write_bytes(data.replace(contract, b"0" * len(contract)))
         with pytest.raises(StructureError, match="actions is '0000"):
             RecurrentPolicy.load(tmp_path / "p", feature_schema="test-features")
+
+    @pytest.mark.parametrize(
+        ("table", "other"),
+        [
+            ("TEMPO_EPOCHS", (2, 5, 8)),
+            ("ALPHA_TARGET_VALUES", (0.4, 0.7, 1.0)),
+            ("ALPHA_SPEED_EPOCHS", (1, 3, 5, 8)),
+            ("ALPHA_CURVE_VALUES", (AlphaCurve.COSINE,) * 5),
+            ("ALPHA_CURVE_STEEPNESS", (12.0, 12.0, 6.0, 12.0, 25.0)),
+            ("STYLE_ALPHA_ALGORITHMS", (AlphaAlgorithm.ADD,) * 4),
+            ("STYLE_CURVES", (AlphaCurve.LINEAR,) * 4),
+        ],
+    )
+    def test_the_action_contract_covers_what_choices_stand_for(self, monkeypatch, table, other) -> None:
+        before = action_contract()
+        monkeypatch.setattr(f"esper.tamiyo.policy.{table}", other)
+        assert action_contract() != before
 
     def test_damage_is_named(self, tmp_path) -> None:
         make_policy().save(tmp_path / "p")

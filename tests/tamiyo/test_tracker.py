@@ -84,5 +84,5 @@ def test_state_round_trip_and_reset() -> None:
     assert feed(one, 5, 0.1, 60.0) == feed(two, 5, 0.1, 60.0)
     one.reset()
     assert feed(one, 1, 1.0, 50.0) == feed(SignalTracker(20), 1, 1.0, 50.0)
-    with pytest.raises(EsperError, match="fields"):
+    with pytest.raises(EsperError, match="field accuracies is missing"):
         two.load_state_dict({"losses": []})

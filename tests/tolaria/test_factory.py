@@ -21,7 +21,9 @@ class Task:
     slots: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
 
     def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel:
-        return MorphogeneticModel(CNNHost(population, base=2, channels=1, size=8), self.slots, seeds=seeds)
+        return MorphogeneticModel(
+            CNNHost(population, base=2, channels=1, size=8), self.slots, random_seeds=seeds
+        )
 
 
 TASK = Task()

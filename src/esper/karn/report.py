@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from esper.karn.charts import (
+from esper._charts import (
     Life,
     Series,
     document,
@@ -61,7 +61,8 @@ def render_report(views: Views, growth_rounds: int = 24) -> str:
         for name, render in sections.items()
     )
     links = "".join(tag("a", name, href=f"#{name.lower()}") for name in sections)
-    return document(views.run.path.resolve().name, f"{_facts(views)}<nav>{links}</nav>", body)
+    name = views.run.path.resolve().name
+    return document(name, f"<h1>{escape(name)}</h1>{_facts(views)}<nav>{links}</nav>", body)
 
 
 # -- pieces --------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def _learning(views: Views) -> str:
             "Accuracy",
             x,
             series("avg_accuracy", "avg_committed_accuracy", "avg_val_accuracy"),
-            note="(points) At the last epoch: with all blended seeds, and with fossilized seeds only. Also the "
+            note="(points) At the last epoch with all blended seeds and with fossilized seeds only, and the "
             "mean over all epochs.",
         ),
         lines("Reward", x, series("avg_reward"), note="Mean total reward of an episode."),

@@ -230,7 +230,7 @@ class GPTHost(Host):
     def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
             raise ShapeError(
-                f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, at most {self.context}]"
+                f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, up to {self.context}]"
             )
         # Rows lie side by side in one table: a token outside would read, and teach, another network's
         # embedding. On another device to look would mean to wait for it; batches come from datasets that fit

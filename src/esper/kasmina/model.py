@@ -121,7 +121,7 @@ class MorphogeneticModel(nn.Module):
         gates: GateConfig | None = None,
         pacing: Pacing | None = None,
         incubation: Incubation = Incubation.SHADOW,
-        seeds: Sequence[int] | None = None,
+        random_seeds: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         specs = {spec.slot_id: spec for spec in host.injection_specs()}
@@ -152,10 +152,12 @@ class MorphogeneticModel(nn.Module):
         self.germinations = [0] * self.population
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
         self.host_births = [0] * self.population
-        if seeds is not None and len(seeds) != self.population:
-            raise PopulationError(f"{len(seeds)} initial seeds for a population of {self.population}")
+        if random_seeds is not None and len(random_seeds) != self.population:
+            raise PopulationError(
+                f"{len(random_seeds)} random seeds for a population of {self.population}; allowed: one per row"
+            )
         for row in range(self.population):
-            self.reset_row(row, row if seeds is None else seeds[row])
+            self.reset_row(row, row if random_seeds is None else random_seeds[row])
 
     # -- rows and slots --------------------------------------------------------------------------------------
 
@@ -175,12 +177,12 @@ class MorphogeneticModel(nn.Module):
             raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
         return row
 
-    def reset_row(self, row: int, seed: int) -> None:
-        """A fresh network in this row: every slot empty, host weights and buffers drawn from the seed."""
+    def reset_row(self, row: int, random_seed: int) -> None:
+        """A fresh network in this row: all slots empty, the host drawn from the random seed."""
         self.check_row(row)
         for slot in self.slots():
             slot.clear_row(row)
-        seed_row(self.host, row, seed)
+        seed_row(self.host, row, random_seed)
         self.germinations[row] = 0
         self.host_births[row] += 1
         self.changed()
@@ -230,6 +232,23 @@ class MorphogeneticModel(nn.Module):
             self.germinations[row] += 1
         self.changed()
         return result
+
+    def plant_fossil(
+        self,
+        slot_id: str,
+        blueprint_id: str,
+        *,
+        row: int = 0,
+        init_seed: int | None = None,
+        algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD,
+    ) -> None:
+        """Give a fresh network a permanent seed at alpha 1 that learns from the first epoch. It passes no
+        stages and no gates: the network has this structure from the start."""
+        self.germinate(slot_id, blueprint_id, row=row, init_seed=init_seed, algorithm=algorithm)
+        seed = self.slot(slot_id).seed(row)
+        seed.alpha.pin(1.0)
+        seed.enter(SeedStage.FOSSILIZED)
+        self.changed()
 
     def advance(self, slot_id: str, *, row: int = 0) -> OpResult:
         """To the next stage, if its gate is open."""

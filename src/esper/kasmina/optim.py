@@ -35,7 +35,10 @@ class OptimizerConfig:
     host_decay: float = 5e-4
     seed_decay: float = 0.0
     clip: float = 1.0
-    eps: float = 1e-8
+    eps: float = 1e-6
+    """Added to Adam's root mean square. A gradient that is 0 but for rounding (a bias in front of a norm:
+    1e-10 to 1e-7 in float32) then moves a weight by a small part of the learning rate; gradients that mean
+    something are 1e-4 and more."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "adamw"):

@@ -33,6 +33,9 @@ class NetworkRow:
     def germinate(self, slot_id: str, blueprint_id: str, **options: Any) -> OpResult:
         return self.model.germinate(slot_id, blueprint_id, row=self.row, **options)
 
+    def plant_fossil(self, slot_id: str, blueprint_id: str, **options: Any) -> None:
+        self.model.plant_fossil(slot_id, blueprint_id, row=self.row, **options)
+
     def advance(self, slot_id: str) -> OpResult:
         return self.model.advance(slot_id, row=self.row)
 

@@ -366,15 +366,17 @@ class SeedSlot(nn.Module):
         self._write(row, GATE_BANK, init_seed + 1)
 
     def _write(self, row: int, name: str, init_seed: int) -> None:
+        self._clear(row, name)
         seed_row(self.banks[name], row, init_seed)
-        self.births[name][row] += 1
 
     def _clear(self, row: int, name: str) -> None:
+        """Zero the row's parameters and buffers: nothing of a seed outlives it."""
         if name not in self.banks:
             return
+        bank = self.banks[name]
         with torch.no_grad():
-            for parameter in self.banks[name].parameters():
-                parameter[row] = 0
+            for tensor in (*bank.parameters(), *bank.buffers()):
+                tensor[row] = 0
         self.births[name][row] += 1
 
     def live_rows(self, name: str) -> list[bool]:

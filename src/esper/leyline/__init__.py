@@ -1,5 +1,5 @@
-"""Contracts: enums, tables, dataclasses and protocols that the packages share. It imports no other package and
-no torch."""
+"""Contracts: enums, tables, dataclasses and protocols that the packages share. No imports of other packages
+or of torch."""
 
 from __future__ import annotations
 

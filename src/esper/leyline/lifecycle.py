@@ -11,7 +11,7 @@ from esper.leyline.stages import GateLevel, SeedStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """Durations of the lifecycle in epochs. A task owns its pacing, because an epoch differs between tasks."""
+    """Durations of the lifecycle in epochs. The task owns them, because epochs differ between tasks."""
 
     min_training_epochs: int = 10
     """Minimum number of epochs in TRAINING for G2."""

@@ -1,8 +1,7 @@
-"""The metric registry: every field that events and tables carry, with its unit, its good direction and its
-limits.
+"""The metric registry: every field of events and tables, with its unit, its better direction and its limits.
 
-Table schemas, alert rules, colours, tracker names and docs/telemetry.md are made from it, so no number is
-described twice. A field that was not measured is null, never 0. Accuracies are percentage points."""
+Table schemas, alert rules, colours, tracker names and docs/telemetry.md are generated from it, so no field is
+described twice. A field that was not measured is null, never 0. Accuracies are in percentage points."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from esper.leyline.actions import HEAD_NAMES
 from esper.leyline.telemetry import TelemetryEventType
 
 PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
-"""Parts of a round whose time is measured."""
+"""Phases of a round whose time is measured."""
 
 
 class FieldKind(StrEnum):
-    """What a field holds. `numbers`, `counts` and `flags` map names to values; `texts` is a list."""
+    """Type of a field's values. `numbers`, `counts` and `flags` map names to values; `texts` is a list."""
 
     FLOAT = "float"
     INT = "int"
@@ -33,26 +32,26 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One field. A value below `low` or above `high` is a fault; the alert rules and every display use these
-    two."""
+    """One field. A value below `low` or above `high` is a fault. The alert rules and all displays use these
+    limits."""
 
     name: str
     unit: str
     meaning: str
     kind: FieldKind = FieldKind.FLOAT
     better: str = ""
-    """"higher", "lower", or "" where neither is better by itself."""
+    """"higher", "lower", or "" if neither is better by itself."""
     low: float | None = None
     high: float | None = None
 
     def fault(self, value: float) -> bool:
-        """Whether a value is out of its limits; one that is not finite has no side."""
+        """Whether a value is outside its limits. NaN never is; the alert rules handle it separately."""
         return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
 
 
 @dataclass(frozen=True, slots=True)
 class EventSpec:
-    """What an event type is for, and its payload."""
+    """Meaning of an event type, and the fields of its payload."""
 
     meaning: str
     fields: tuple[Metric, ...]
@@ -96,15 +95,15 @@ def _map(name: str, unit: str, meaning: str, kind: FieldKind = FieldKind.NUMBERS
 
 CONTEXT = (
     integer("seq", "", "Position in the log."),
-    Metric("t_wall", "s", "When it was recorded, in seconds since 1970."),
+    Metric("t_wall", "s", "Time of recording, in seconds since 1970."),
     integer("round_idx", "", "Number of the round, from 0."),
     integer("env_id", "", "Number of the env, from 0."),
-    text("device", "Where the env runs."),
+    text("device", "Device on which the env runs."),
     integer("epoch", "", "Epoch of the episode, from 1."),
-    text("slot_id", "The slot it is about."),
-    text("seed_id", "The seed it is about."),
+    text("slot_id", "Slot that the event is about."),
+    text("seed_id", "Seed that the event is about."),
 )
-"""What events and rows of tables have beside their payload."""
+"""Context columns: what events and table rows have besides their payload."""
 _HEADS = ", ".join(HEAD_NAMES)
 _PPO_UPDATE = (
     integer("update", "updates", "Number of this update, counted from 1."),
@@ -114,7 +113,7 @@ _PPO_UPDATE = (
     ),
     _up("reward_mean", "reward", "Mean stored reward of a valid step."),
     _up("return_mean", "reward", "Mean target of the value head."),
-    Metric("return_std", "reward", "Spread of the value head's targets."),
+    Metric("return_std", "reward", "Standard deviation of the value head's targets."),
     Metric("value_mean", "reward", "Mean value that the policy predicted while acting."),
     _up(
         "explained_variance",
@@ -122,7 +121,11 @@ _PPO_UPDATE = (
         "1 − Var(return − value) / Var(return); 1 is perfect, 0 is a constant.",
         low=0.0,
     ),
-    Metric("advantage_std", "reward", "Spread of advantages before normalisation, where there was a choice."),
+    Metric(
+        "advantage_std",
+        "reward",
+        "Standard deviation of advantages before normalisation, over steps with a choice.",
+    ),
     Metric("policy_loss", "advantage", "Clipped surrogate loss."),
     _down("value_loss", "return variance", "Half the squared error of the normalised value.", high=5.0),
     Metric("entropy", "nats", "Chain-rule entropy of the joint action.", low=0.05),
@@ -162,7 +165,7 @@ _PPO_UPDATE = (
     _up(
         "layer_health",
         "share",
-        "Share of the policy's layers with a sound gradient; measured at level debug.",
+        "Share of the policy's layers with a finite, non-zero gradient; measured at level debug.",
     ),
     integer("dead_layers", "layers", "Layers whose gradient is zero almost everywhere.", better="lower"),
     integer(
@@ -171,217 +174,246 @@ _PPO_UPDATE = (
     Metric(
         "clipped_grad_norm",
         "norm",
-        "Gradient norm of the last step, as it was taken; measured at level debug.",
+        "Gradient norm of the last step after clipping; measured at level debug.",
     ),
-    _texts("nonfinite", "Parameters and gradients that were not finite, where a step was skipped."),
+    _texts("nonfinite", "Parameters and gradients that were not finite, if a step was skipped."),
 )
 _BATCH_COMPLETED = (
     integer("round_idx", "rounds", "Number of the round, from 0."),
-    integer("rounds", "rounds", "Rounds that the run will have."),
-    integer("episodes_completed", "episodes", "Episodes finished so far, over all envs."),
+    integer("rounds", "rounds", "Number of rounds planned."),
+    integer("episodes_completed", "episodes", "Number of episodes finished so far, over all envs."),
     _up("avg_reward", "reward", "Mean total reward of an episode."),
-    _up("avg_accuracy", "points", "Mean validation accuracy at the last epoch, all blended seeds on."),
+    _up("avg_accuracy", "points", "Mean validation accuracy at the last epoch, with all blended seeds."),
     _up("avg_val_accuracy", "points", "Mean validation accuracy over all epochs of the round."),
     _up(
         "avg_committed_accuracy",
         "points",
-        "Mean validation accuracy at the last epoch, fossilized seeds only.",
+        "Mean validation accuracy at the last epoch, with fossilized seeds only.",
     ),
     _up("avg_objective", "J", "Mean objective J."),
     Metric("avg_added_params", "parameters", "Mean parameters of the fossilized seeds."),
     integer("rollbacks", "rollbacks", "Rollbacks by the governors in this round.", better="lower"),
-    Metric("baseline_accuracy", "points", "Mean of avg_accuracy over the rounds before, to compare with."),
+    Metric("baseline_accuracy", "points", "Mean of avg_accuracy over the earlier rounds."),
     _down(
-        "accuracy_drop", "share", "How far avg_accuracy lies below the baseline, as a share of it.", high=0.1
+        "accuracy_drop",
+        "share",
+        "Drop of avg_accuracy below baseline_accuracy, as a share of the latter.",
+        high=0.1,
     ),
-    _flag("degraded", "The drop exceeds its limit."),
+    _flag("degraded", "Whether accuracy_drop exceeds its limit."),
     Metric("learning_rate", "rate", "The policy's learning rate after the round."),
     Metric("entropy_coef", "coefficient", "The policy's entropy weight after the round."),
-    integer("env_steps", "steps", "Env steps taken so far, over all envs."),
-    _down("seconds", "s", "Time that the round took."),
-    *(_down(f"{phase}_seconds", "s", f"Time of the round's phase {phase}.") for phase in PHASES),
-    text("seed_stage", "Stage of the seed in active_slot; null where there is none."),
-    text("active_slot", "First slot with a live seed, in the first env that has one, at the round's end."),
+    integer("env_steps", "steps", "Number of env steps taken so far, over all envs."),
+    _down("seconds", "s", "Duration of the round."),
+    *(_down(f"{phase}_seconds", "s", f"Time spent in phase {phase}.") for phase in PHASES),
+    text("seed_stage", "Stage of the seed in active_slot; null if there is none."),
+    text(
+        "active_slot", "First slot with a live seed, in the first env that has one, at the end of the round."
+    ),
     text("telemetry_level", "Level at which the round was recorded."),
 )
 _LAST_ACTION = (
-    text("op", "The operation that was sampled."),
+    text("op", "Sampled operation."),
     text(
         "slot",
-        "Its slot; this and the fields to alpha_curve are null where the operation has no use for them.",
+        "Target slot; this and the fields up to alpha_curve are null if the operation does not use them.",
     ),
-    text("blueprint", "What to germinate."),
+    text("blueprint", "Blueprint to germinate."),
     text("style", "Ramp curve and blend operator."),
-    integer("tempo", "epochs", "Length of the first alpha ramp."),
-    Metric("alpha_target", "alpha", "Where alpha shall go."),
-    integer("alpha_speed", "epochs", "Length of a later alpha ramp."),
+    integer("tempo", "epochs", "Duration of the first alpha ramp."),
+    Metric("alpha_target", "alpha", "Target of the alpha ramp."),
+    integer("alpha_speed", "epochs", "Duration of a later alpha ramp."),
     text("alpha_curve", "Shape of a later alpha ramp."),
-    _flag("executed", "The operation was carried out."),
-    text("veto", "Why the governor refused it."),
-    _texts("gate_failures", "Why a gate refused it."),
+    _flag("executed", "Whether the operation was carried out."),
+    text("veto", "Reason why the governor refused it."),
+    _texts("gate_failures", "Reasons why a gate refused it."),
     Metric("log_prob", "nats", "Joint log-probability of the relevant heads."),
     Metric("value", "reward", "Value that the policy predicted."),
     _map("op_probs", "share", "Probability of each operation."),
-    _map("confidences", "share", "Probability of what was chosen, for each relevant head."),
-    _up("accuracy", "points", "Validation accuracy before the step, all blended seeds on."),
+    _map("confidences", "share", "Probability of the chosen value, for each relevant head."),
+    _up("accuracy", "points", "Validation accuracy before the step, with all blended seeds."),
     _down("loss", "nats", "Validation loss before the step."),
     _up("reward", "reward", "Reward of this step."),
     _up("cumulative_reward", "reward", "Reward of the episode so far."),
-    _map("mask", "", "Which operations were legal.", FieldKind.FLAGS),
+    _map("mask", "", "Whether each operation was legal.", FieldKind.FLAGS),
     _map("stages", "", "Number of each seed's stage after the step, by slot.", FieldKind.COUNTS),
-    _map("alphas", "alpha", "How much of each seed is mixed in after the step, by slot."),
+    _map("alphas", "alpha", "Blending weight of each seed after the step, by slot."),
     _map("contributions", "points", "Accuracy lost without each blended seed, by slot."),
     _map(
         "gradient_ratios",
         "ratio",
-        "Gradient of each learning seed over its host's, by slot; measured at level debug.",
+        "Gradient norm of each training seed relative to its host, by slot; measured at level debug.",
     ),
 )
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
     {
         _T.RUN_STARTED: EventSpec(
-            "A run begins.",
+            "A run starts.",
             (
                 text("task", "Name of the task."),
-                text("policy", "Who decides: ppo, heuristic, random or wait."),
-                text("reward_mode", "What is rewarded."),
-                integer("seed", "", "Root of all random streams."),
-                integer("rounds", "rounds", "Rounds that the run will have."),
-                integer("envs", "envs", "Networks side by side."),
-                integer("episode_length", "epochs", "Epochs of one episode."),
-                _texts("slots", "Slots in the order of the policy's indices."),
-                integer("host_params", "parameters", "Parameters of a host without seeds."),
+                text("policy", "Policy: ppo, heuristic, random or wait."),
+                text("reward_mode", "Name of the reward mode."),
+                integer("seed", "", "Root random seed of the run."),
+                integer("rounds", "rounds", "Number of rounds planned."),
+                integer("envs", "envs", "Number of envs: networks trained side by side."),
+                integer("episode_length", "epochs", "Number of epochs of one episode."),
+                _texts("slots", "Names of the slots, in the order of the policy's indices."),
+                integer("host_params", "parameters", "Number of parameters of the host."),
             ),
         ),
         _T.RUN_ENDED: EventSpec(
-            "A run ends; a log without it was cut off.",
+            "A run ends. A log without this event was cut off.",
             (
                 text("status", "finished, stopped or failed."),
-                text("message", "What went wrong, where something did."),
-                integer("rounds_completed", "rounds", "Rounds finished, over all parts of the run."),
-                integer("episodes_completed", "episodes", "Episodes finished."),
-                integer("env_steps", "steps", "Env steps taken."),
-                _down("seconds", "s", "Time of this part of the run."),
+                text("message", "Error message, if the run failed."),
+                integer(
+                    "rounds_completed", "rounds", "Number of rounds finished, before and after resuming."
+                ),
+                integer("episodes_completed", "episodes", "Number of episodes finished."),
+                integer("env_steps", "steps", "Number of env steps taken."),
+                _down("seconds", "s", "Duration since the run was started or resumed."),
             ),
         ),
         _T.BATCH_COMPLETED: EventSpec(
-            "A round is over; everything else about it came before, its alerts come after.", _BATCH_COMPLETED
+            "A round is finished. Its other events come before this one, its alerts after it.",
+            _BATCH_COMPLETED,
         ),
-        _T.PPO_UPDATE: EventSpec("The policy has learned from a rollout.", _PPO_UPDATE),
+        _T.PPO_UPDATE: EventSpec("PPO has updated the policy on a rollout.", _PPO_UPDATE),
         _T.ACTION_DISTRIBUTION: EventSpec(
-            "What was decided in a round.",
+            "Counts of the decisions of a round.",
             (
-                _map("action_counts", "steps", "How often each operation was sampled.", FieldKind.COUNTS),
-                _map("action_successes", "steps", "How often each was carried out.", FieldKind.COUNTS),
+                _map(
+                    "action_counts", "steps", "Number of times each operation was sampled.", FieldKind.COUNTS
+                ),
+                _map(
+                    "action_successes",
+                    "steps",
+                    "Number of times each operation was carried out.",
+                    FieldKind.COUNTS,
+                ),
             ),
         ),
         _T.MASK_HIT_RATES: EventSpec(
-            "What was forbidden in a round.",
+            "Counts of the operations that were masked in a round.",
             (
-                _map("hits", "steps", "How often each operation was forbidden.", FieldKind.COUNTS),
-                _map("totals", "steps", "How often it was asked for.", FieldKind.COUNTS),
-                _map("hit_rates", "share", "The one as a share of the other."),
+                _map(
+                    "hits",
+                    "steps",
+                    "Number of decisions at which each operation was masked.",
+                    FieldKind.COUNTS,
+                ),
+                _map(
+                    "totals", "steps", "Number of decisions at which the mask was computed.", FieldKind.COUNTS
+                ),
+                _map("hit_rates", "share", "hits divided by totals."),
             ),
         ),
         _T.SEED_LIFECYCLE: EventSpec(
-            "Something happened to a seed.",
+            "The state of a seed changed, or a change was refused.",
             (
                 text(
                     "kind",
-                    "germinated, gate_refused, stage_changed, retargeted, prune_scheduled, fossilized or pruned.",
+                    "germinated, gate_refused, stage_changed, retargeted, prune_scheduled, fossilized or "
+                    "pruned.",
                 ),
-                text("blueprint_id", "What the seed is made from."),
+                text("blueprint_id", "Blueprint of the seed."),
                 text("stage_from", "Stage before."),
                 text("stage_to", "Stage after."),
-                Metric("alpha", "alpha", "How much of the seed is mixed in."),
-                integer("params", "parameters", "Parameters of the seed."),
+                Metric("alpha", "alpha", "Blending weight of the seed."),
+                integer("params", "parameters", "Number of parameters of the seed."),
                 integer("epochs_total", "epochs", "Age of the seed."),
                 _up(
                     "contribution",
                     "points",
-                    "What the network would lose without the seed, as last measured.",
+                    "Accuracy that the network would lose without the seed, as last measured.",
                 ),
-                _texts("gate_failures", "Why a gate refused."),
-                text("cause", "Who pruned: POLICY or ROLLBACK."),
-                integer("global_epoch", "epochs", "Epochs over all rounds so far."),
+                _texts("gate_failures", "Reasons why a gate refused."),
+                text("cause", "Cause of pruning: POLICY or ROLLBACK."),
+                integer("global_epoch", "epochs", "Number of epochs over all rounds so far."),
             ),
         ),
         _T.ATTRIBUTION: EventSpec(
-            "Which seed contributes what, at one epoch of one env.",
+            "Contribution of each seed, at one epoch of one env.",
             (
                 _texts("slots", "Slots with a blended seed."),
-                _up("accuracy", "points", "The network as it is."),
-                _up("host_accuracy", "points", "The host alone."),
-                _up("committed_accuracy", "points", "Fossilized seeds only."),
-                _map("leave_one_out", "points", "What the network would lose without each seed."),
+                _up("accuracy", "points", "Accuracy with all blended seeds."),
+                _up("host_accuracy", "points", "Accuracy of the host alone."),
+                _up("committed_accuracy", "points", "Accuracy with fossilized seeds only."),
+                _map("leave_one_out", "points", "Accuracy that the network would lose without each seed."),
                 _map("shapley", "points", "Each seed's Shapley value."),
-                _map("shapley_error", "points", "Its standard error; 0 where it is exact."),
-                _map("interactions", "points", "What two seeds (`a+b`) give beyond what each gives alone."),
+                _map("shapley_error", "points", "Standard error of the Shapley value; 0 if it is exact."),
+                _map(
+                    "interactions",
+                    "points",
+                    "Contribution of two seeds (`a+b`) beyond the sum of each alone.",
+                ),
             ),
         ),
-        _T.CF_UNAVAILABLE: EventSpec("No contribution could be measured.", (text("reason", "Why not."),)),
-        _T.LAST_ACTION: EventSpec("One decision and what came of it.", _LAST_ACTION),
+        _T.CF_UNAVAILABLE: EventSpec(
+            "No contribution could be measured.", (text("reason", "Reason why it was not measured."),)
+        ),
+        _T.LAST_ACTION: EventSpec("One decision and its result.", _LAST_ACTION),
         _T.REWARD_SUMMARY: EventSpec(
-            "What a step's reward is made of.",
+            "Terms of one step's reward.",
             (
-                _map("components", "reward", "The named terms, in order."),
-                _up("total_reward", "reward", "Their sum."),
+                _map("components", "reward", "Value of each named term."),
+                _up("total_reward", "reward", "Sum of the terms."),
             ),
         ),
         _T.THROUGHPUT: EventSpec(
-            "How fast an env trains.",
+            "Training speed of an env.",
             (
                 _up("batches_per_second", "1/s", "Training batches per second."),
                 _up("samples_per_second", "1/s", "Training samples per second."),
-                Metric("gpu_utilization", "share", "Share of time that the device computed."),
+                Metric("gpu_utilization", "share", "Share of time during which the device was busy."),
             ),
         ),
         _T.EPISODE_OUTCOME: EventSpec(
-            "What an episode came to; written once, after all penalties.",
+            "Outcome of an episode, recorded once, after all penalties.",
             (
-                integer("episode_idx", "episodes", "Number of the episode."),
-                integer("epochs", "epochs", "Its length."),
-                _up("final_accuracy", "points", "All blended seeds on."),
-                _up("committed_accuracy", "points", "Fossilized seeds only."),
-                _up("objective", "J", "The objective J."),
-                _up("total_reward", "reward", "Everything that was paid, penalties included."),
-                integer("host_params", "parameters", "Parameters of the host."),
-                integer("added_params", "parameters", "Parameters of the fossilized seeds."),
-                integer("germinated", "seeds", "Seeds germinated."),
-                integer("fossilized", "seeds", "Seeds made permanent.", better="higher"),
-                integer("pruned", "seeds", "Seeds removed."),
-                integer("rollbacks", "rollbacks", "Rollbacks by the governor.", better="lower"),
+                integer("episode_idx", "episodes", "Number of the episode, from 0."),
+                integer("epochs", "epochs", "Length of the episode."),
+                _up("final_accuracy", "points", "Accuracy with all blended seeds."),
+                _up("committed_accuracy", "points", "Accuracy with fossilized seeds only."),
+                _up("objective", "J", "Objective J."),
+                _up("total_reward", "reward", "Sum of all rewards, including penalties."),
+                integer("host_params", "parameters", "Number of parameters of the host."),
+                integer("added_params", "parameters", "Number of parameters of the fossilized seeds."),
+                integer("germinated", "seeds", "Number of seeds germinated."),
+                integer("fossilized", "seeds", "Number of seeds made permanent.", better="higher"),
+                integer("pruned", "seeds", "Number of seeds removed."),
+                integer("rollbacks", "rollbacks", "Number of rollbacks by the governor.", better="lower"),
             ),
         ),
         _T.ROLLBACK: EventSpec(
-            "The governor put a network back to its last good state.",
+            "The governor restored a network's last good state.",
             (
                 text("reason", "non_finite, divergence or collapse."),
-                Metric("loss", "nats", "Validation loss at the panic."),
-                Metric("limit", "nats", "What it exceeded."),
-                Metric("amount", "reward", "What the rollback paid into the last decision."),
+                Metric("loss", "nats", "Validation loss that caused the rollback."),
+                Metric("limit", "nats", "Limit that the loss exceeded."),
+                Metric("amount", "reward", "Penalty added to the reward of the last decision."),
             ),
         ),
         _T.ALERT: EventSpec(
-            "A rule found a fault for long enough.",
+            "An alert rule was at fault as many times in a row as it requires.",
             (
                 text("code", "Name of the rule."),
                 text("severity", "info, warning or error."),
-                text("metric", "What the rule watches."),
-                Metric("value", "the metric's", "The value found; null where it was not finite."),
-                Metric("limit", "the metric's", "The limit it passed."),
-                integer("streak", "times", "How often in a row it was found."),
-                text("message", "What it means."),
+                text("metric", "Metric that the rule judges."),
+                Metric("value", "the metric's", "Value of the metric; null if it was not finite."),
+                Metric("limit", "the metric's", "Limit that the value passed."),
+                integer("streak", "times", "Number of times in a row that the metric was at fault."),
+                text("message", "Meaning of the alert."),
             ),
         ),
         _T.CHECKPOINT: EventSpec(
-            "The run's state was saved; a resumed run goes on behind this event.",
+            "The state of the run was saved. A resumed run continues after this event.",
             (
-                text("path", "File name."),
-                integer("finished_rounds", "rounds", "Rounds finished when it was saved."),
-                integer("finished_epochs", "epochs", "Finished epochs of the round that was under way."),
-                _flag("best", "The best round so far was the last one."),
+                text("path", "Name of the file."),
+                integer("finished_rounds", "rounds", "Number of rounds finished when it was saved."),
+                integer("finished_epochs", "epochs", "Number of finished epochs of the current round."),
+                _flag("best", "Whether the last round was the best so far."),
             ),
         ),
     }
@@ -391,9 +423,12 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
 ROUND = (
     Metric("wait_share", "share", "Share of decisions that were WAIT.", high=0.99),
     _down(
-        "top_op_share", "share", "Share of the commonest operation among those that were not WAIT.", high=0.95
+        "top_op_share",
+        "share",
+        "Share of the most frequent operation among decisions other than WAIT.",
+        high=0.95,
     ),
-    _down("failure_rate", "share", "Share of decisions, WAIT aside, that were not carried out.", high=0.2),
+    _down("failure_rate", "share", "Share of decisions other than WAIT that were not carried out.", high=0.2),
     _down("rollbacks_per_episode", "rollbacks", "Rollbacks per episode of the round.", high=0.5),
     _down(
         "unfinished_share",
@@ -404,17 +439,17 @@ ROUND = (
     _down(
         "reward_jump",
         "ratio",
-        "Size of avg_reward relative to the largest of the ten rounds before (at least 1).",
+        "Magnitude of avg_reward relative to the largest of the ten earlier rounds (at least 1).",
         high=10.0,
     ),
     integer(
         "nonfinite_metrics", "fields", "Numbers of the round that were NaN or Inf.", better="lower", high=0
     ),
 )
-"""Read from several events of a round, for the alert rules."""
+"""Figures of a round that the alert rules compute from several of its events."""
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {f"{kind.value}.{field.name}": field for kind, spec in EVENTS.items() for field in spec.fields}
     | {f"round.{field.name}": field for field in ROUND}
 )
-"""By full name: the event type, a point, the field."""
+"""By full name: event type, a dot, field."""

@@ -1,11 +1,11 @@
-"""Reward modes and the prices of their terms. The terms themselves live in simic.rewards."""
+"""Names of the built-in reward modes and prices of their terms. Terms and registry are in simic.rewards."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from esper.leyline.errors import EsperError, allowed, check_numbers
+from esper.leyline.errors import EsperError, check_numbers
 
 
 class RewardFamily(StrEnum):
@@ -14,8 +14,8 @@ class RewardFamily(StrEnum):
 
 
 class RewardMode(StrEnum):
-    """`sparse`, `shaped` and `escrow` share their best policy with J; in `minimal`, the default,
-    interventions have a small price besides; the others are ablations."""
+    """Built-in modes. `sparse`, `shaped` and `escrow` have the same optimal policy as J. `minimal`, the
+    default, adds a small price of interventions. The others are ablations."""
 
     SPARSE = "sparse"
     SHAPED = "shaped"
@@ -28,21 +28,22 @@ class RewardMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RentConfig:
-    """What size and abrupt change cost. Like all prices here they are in units of J; standing charges are
-    those of a whole episode, of which each epoch pays its part."""
+    """Prices of size and of abrupt change, in units of J. Rent is the amount for a whole episode; each epoch
+    pays its share."""
 
     rent_weight: float = 0.1
-    """Price of ln(1 + parameters/host), each seed counted by its alpha."""
+    """Price of ln(1 + parameters/host), each seed weighted by its alpha."""
     max_rent: float = 0.5
-    """More than this is never charged."""
+    """Maximum rent of an episode."""
     host_params_floor: int = 200
-    """A host below this size pays rent as if it had it, or tiny hosts could afford nothing."""
+    """Smaller hosts pay rent as if they had this many parameters; otherwise tiny hosts could afford
+    nothing."""
     slot_rent_ratio: float = 0.0039
-    """Standing charge of a blended slot, as a share of the host's parameters."""
+    """Fixed charge of a blended slot, as a share of the host's parameters."""
     shock_coef: float = 0.01
     """Price of a squared change of alpha, times the seed's parameters over the host's."""
     max_shock: float = 0.05
-    """More than this is never charged for one step."""
+    """Maximum charge of one step."""
 
     def __post_init__(self) -> None:
         check_numbers("RentConfig", self)
@@ -52,47 +53,49 @@ class RentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardConfig:
-    """Prices of the contribution family's terms; each is a magnitude, the term owns the sign."""
+    """Prices of the contribution family's terms. Each is a magnitude; the term adds the sign."""
 
-    mode: RewardMode = RewardMode.MINIMAL
+    mode: str = RewardMode.MINIMAL.value
+    """Name of a built-in or registered reward mode."""
     rent: RentConfig = RentConfig()
     potential_weight: float = 1.0
     """Scale of Φ in `shaped` and `escrow`."""
     live_share: float = 0.5
-    """How far Φ counts seeds that are blended but not yet permanent; 0: not at all, 1: like fossils."""
+    """Weight in Φ of seeds that are blended but not yet permanent; 0: none, 1: like fossils."""
     escrow_window: int = 3
-    """`escrow`: Φ counts the lowest contribution of this many epochs."""
+    """`escrow`: Φ takes the lowest contribution of this many epochs."""
     progress_weight: float = 1.0
     """Price of a change of the committed accuracy, in [0, 1]."""
     contribution_weight: float = 0.5
-    """Price of a change of what live seeds contribute; at most `progress_weight`, or holding would beat
-    fossilizing."""
+    """Price of a change of the live seeds' contributions; at most `progress_weight`, otherwise holding would
+    beat fossilizing."""
     germinate_cost: float = 0.01
-    """What planting a seed costs."""
+    """Cost of germinating a seed."""
     prune_cost: float = 0.001
-    """What removing a seed costs."""
+    """Cost of pruning a seed."""
     set_alpha_target_cost: float = 0.001
-    """What changing a seed's alpha costs."""
+    """Cost of changing a seed's alpha."""
     occupancy_cost: float = 0.02
-    """What each seed beyond `free_slots` costs in an episode."""
+    """Cost per episode of each seed beyond `free_slots`."""
     free_slots: int = 1
-    """Seeds that cost no occupancy."""
+    """Number of seeds without occupancy cost."""
     fossilize_bonus: float = 0.02
-    """For making a seed permanent that contributes some points."""
+    """Maximum bonus for fossilizing a seed that contributes."""
     prune_bonus: float = 0.005
-    """For removing a seed that does harm; at most what germinating and pruning cost, or that cycle would
-    pay."""
+    """Maximum bonus for pruning a seed that does harm; at most the cost of germinating and pruning, otherwise
+    that cycle would pay."""
     prune_penalty: float = 0.01
-    """For removing a seed that contributes."""
+    """Maximum penalty for pruning a seed that contributes."""
     hindsight_weight: float = 0.02
-    """At most so much for the help that a seed had from others, when it becomes permanent."""
+    """Maximum credit for earlier help from other seeds, paid when the seed becomes permanent."""
     drip_fraction: float = 0.7
-    """`basic_plus`: share of a fossil's bonus that is paid out over the following epochs."""
+    """`basic_plus`: share of a fossil's bonus that is paid over the following epochs."""
 
     def __post_init__(self) -> None:
         check_numbers("RewardConfig", self)
-        if not isinstance(self.mode, RewardMode):
-            raise EsperError(f"RewardConfig: mode is {self.mode!r}; {allowed(RewardMode)}")
+        if not isinstance(self.mode, str) or not self.mode:
+            raise EsperError(f"RewardConfig: mode is {self.mode!r}, must be the name of a reward mode")
+        object.__setattr__(self, "mode", str(self.mode).lower())
         if not isinstance(self.rent, RentConfig):
             raise EsperError(f"RewardConfig: rent is {self.rent!r}, must be a RentConfig")
         for name in ("live_share", "drip_fraction"):
@@ -113,15 +116,14 @@ class RewardConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRewardConfig:
-    """Prices of the loss family's terms. A loss counts as exp(−loss), the probability given to the right
-    answer."""
+    """Prices of the loss family's terms. A loss counts as exp(−loss), the probability of the right answer."""
 
     improvement_weight: float = 1.0
-    """Price of its change."""
+    """Price of a change of exp(−loss)."""
     terminal_weight: float = 1.0
-    """Price of its value at the end, fossilized seeds only."""
+    """Price of exp(−loss) at the end of the episode, fossilized seeds only."""
     rent_weight: float = 0.05
-    """Price of ln(1 + parameters/host) in an episode."""
+    """Price of ln(1 + parameters/host) per episode."""
     grace_epochs: int = 3
     """Seeds younger than this pay no rent."""
 

@@ -1,4 +1,4 @@
-"""Events: what a run records about itself. Emitters build them, Nissa's hub orders and stores them."""
+"""Events that a run records. Emitters build them; nissa's hub numbers them and passes them to outputs."""
 
 from __future__ import annotations
 
@@ -35,14 +35,13 @@ STEP_TABLES: Mapping[TelemetryEventType, str] = MappingProxyType(
         TelemetryEventType.THROUGHPUT: "throughput",
     }
 )
-"""Step events, and the table that each fills. Emitted for every env at every step: rows of a table at level
-normal, lines of the event log only at level debug."""
+"""Step events, which every env emits at every step, and the table that holds each. From level normal on they
+are rows of the table; at level debug they are lines of the log as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryEvent:
-    """One thing that happened. The hub adds sequence number and time; env context is stamped by the
-    emitter."""
+    """One event. The hub adds sequence number and time; the emitter adds the env."""
 
     event_type: TelemetryEventType
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -55,9 +54,9 @@ class TelemetryEvent:
 
 
 class OutputBackend(Protocol):
-    """A place where events go. `emit` is called in order, once per event, from the training thread.
+    """Receives events. `emit` is called once per event, in order, from the training thread.
 
-    An output with a true attribute `wants_step_events` also receives step events at level normal."""
+    An output whose attribute `wants_step_events` is true receives step events at level normal as well."""
 
     def emit(self, seq: int, event: TelemetryEvent) -> None: ...
 

@@ -1,9 +1,8 @@
-"""Alert rules: one table, judged the same way while a run goes on and afterwards over its log.
+"""Alert rules: one table, judged the same way during a run and afterwards from its log.
 
-A rule watches one metric of the registry; its limit is the registry's. It counts how often in a row the
-metric was at fault and raises one alert when that reaches the rule's streak; the next one only after the
-fault has gone. What is judged depends on the recorded events alone, so replaying a log gives the alerts of
-the run."""
+A rule judges one metric of the registry by the registry's limit. It counts how many times in a row the metric
+was at fault, and raises one alert when that count reaches the rule's streak; the next one only after the
+fault has gone. Rules depend on recorded events alone, so replaying a log gives the alerts of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from esper.leyline.metrics import FieldKind
 from esper.nissa.hub import TelemetryError
 
 BASELINE_ROUNDS = 10
-"""Rounds that a round's reward is compared with."""
+"""Number of earlier rounds that a round's reward is compared with."""
 
 
 class Severity(StrEnum):
@@ -30,8 +29,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`metric` is a name of METRICS; one that starts with `round.` is judged when a round is over, others
-    with their event."""
+    """`metric` is a name of METRICS. Metrics that start with `round.` are judged when a round is finished,
+    others with their event."""
 
     code: str
     metric: str
@@ -41,7 +40,7 @@ class Rule:
 
     @property
     def limit(self) -> float:
-        """The side that the registry gives a limit to."""
+        """The limit in the registry: its upper one, or else its lower one."""
         metric = METRICS[self.metric]
         limit = metric.low if metric.high is None else metric.high
         assert limit is not None, f"{self.metric} has no limit for rule {self.code}"
@@ -50,7 +49,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule's finding, as the payload of an alert event; `value` is NaN where it was not finite."""
+    """An alert, as the payload of an alert event. `value` is NaN if it was not finite."""
 
     code: str
     severity: Severity
@@ -63,13 +62,13 @@ class Alert:
 
 _WARNING, _ERROR = Severity.WARNING, Severity.ERROR
 RULES = (
-    Rule("nonfinite_metric", "round.nonfinite_metrics", 1, _ERROR, "A number of the round is NaN or Inf."),
+    Rule("nonfinite_metric", "round.nonfinite_metrics", 1, _ERROR, "A metric of the round is NaN or Inf."),
     Rule(
         "skipped_steps",
         "ppo_update.skipped_steps",
         1,
         _ERROR,
-        "Loss or gradient was not finite; the step was not taken.",
+        "Loss or gradient was not finite; the step was skipped.",
     ),
     Rule(
         "nonfinite_layer",
@@ -83,41 +82,63 @@ RULES = (
         "ppo_update.log_prob_drift",
         1,
         _ERROR,
-        "The update does not see what the policy saw while acting.",
+        "The update computes other log-probs than acting did, for the same weights.",
     ),
-    Rule("no_learning", "ppo_update.optimizer_steps", 2, _ERROR, "Updates end before their first step."),
-    Rule("gradient_explosion", "ppo_update.grad_norm_max", 2, _WARNING, "The policy's gradient explodes."),
-    Rule("gradient_vanishing", "ppo_update.grad_norm", 3, _WARNING, "The policy's gradient vanishes."),
-    Rule("entropy_collapse", "ppo_update.entropy", 5, _WARNING, "The policy hardly explores any more."),
-    Rule("kl_spike", "ppo_update.approx_kl_max", 2, _WARNING, "Updates move the policy too far at once."),
+    Rule(
+        "no_learning",
+        "ppo_update.optimizer_steps",
+        2,
+        _ERROR,
+        "Updates end before their first optimizer step.",
+    ),
+    Rule(
+        "gradient_explosion",
+        "ppo_update.grad_norm_max",
+        2,
+        _WARNING,
+        "The policy's gradient norm is very large.",
+    ),
+    Rule(
+        "gradient_vanishing",
+        "ppo_update.grad_norm",
+        3,
+        _WARNING,
+        "The policy's gradient norm is close to zero.",
+    ),
+    Rule("entropy_collapse", "ppo_update.entropy", 5, _WARNING, "The policy hardly explores."),
+    Rule("kl_spike", "ppo_update.approx_kl_max", 2, _WARNING, "An update moved the policy too far."),
     Rule(
         "ratio_explosion",
         "ppo_update.ratio_max",
         3,
         _WARNING,
-        "Probability ratios leave the trust region by far.",
+        "Probability ratios are far outside the trust region.",
     ),
     Rule("clipping", "ppo_update.clip_fraction", 3, _WARNING, "Most of the surrogate loss is clipped."),
-    Rule("value_collapse", "ppo_update.value_loss", 3, _WARNING, "The value head is far off its targets."),
+    Rule("value_collapse", "ppo_update.value_loss", 3, _WARNING, "The value head is far from its targets."),
     Rule(
         "critic_useless",
         "ppo_update.explained_variance",
         10,
         _WARNING,
-        "The value head explains less than a constant would.",
+        "The value head predicts worse than a constant.",
     ),
-    Rule("no_choice", "ppo_update.choice_fraction", 3, _WARNING, "Almost nothing was left to decide."),
+    Rule(
+        "no_choice", "ppo_update.choice_fraction", 3, _WARNING, "Almost all steps had a single legal action."
+    ),
     Rule(
         "accuracy_drop",
         "batch_completed.accuracy_drop",
         2,
         _WARNING,
-        "Accuracy has fallen below that of the rounds before.",
+        "Accuracy is lower than in earlier rounds.",
     ),
-    Rule("rollback_storm", "round.rollbacks_per_episode", 1, _ERROR, "Many networks had to be rolled back."),
-    Rule("reward_explosion", "round.reward_jump", 1, _ERROR, "Rewards are far larger than before."),
-    Rule("all_wait", "round.wait_share", 5, Severity.INFO, "The policy only waits."),
-    Rule("single_op", "round.top_op_share", 5, _WARNING, "The policy has only one operation left."),
+    Rule("rollback_storm", "round.rollbacks_per_episode", 1, _ERROR, "Many networks were rolled back."),
+    Rule(
+        "reward_explosion", "round.reward_jump", 1, _ERROR, "Rewards are much larger than in earlier rounds."
+    ),
+    Rule("all_wait", "round.wait_share", 5, Severity.INFO, "The policy chooses almost only WAIT."),
+    Rule("single_op", "round.top_op_share", 5, _WARNING, "The policy uses only one operation besides WAIT."),
     Rule(
         "failing_actions",
         "round.failure_rate",
@@ -126,10 +147,14 @@ RULES = (
         "Actions that the masks allow are not carried out.",
     ),
     Rule(
-        "stuck_seeds", "round.unfinished_share", 3, _WARNING, "Seeds are planted and never brought to an end."
+        "stuck_seeds",
+        "round.unfinished_share",
+        3,
+        _WARNING,
+        "Seeds are germinated but neither fossilized nor pruned.",
     ),
 )
-"""All rules, in the order in which alerts of one event are raised."""
+"""All rules, in the order in which one event raises alerts."""
 
 _NUMBERS = {
     kind: frozenset(f.name for f in spec.fields if f.kind in (FieldKind.FLOAT, FieldKind.INT))
@@ -140,15 +165,15 @@ _JUDGED = (TelemetryEventType.PPO_UPDATE, TelemetryEventType.BATCH_COMPLETED)
 
 
 class AlertEngine:
-    """Takes events in order, hands out alerts. `active` holds every rule at fault for its streak or
-    longer."""
+    """Takes events in order and returns alerts. `active` holds the rules that have been at fault for their
+    streak or longer."""
 
     def __init__(self) -> None:
         self.active: dict[str, Alert] = {}
         self.evaluated: set[str] = set()
-        """Codes of the rules whose metric has been seen."""
+        """Codes of the rules whose metric was measured at least once."""
         self.round: Mapping[str, float] = {}
-        """The figures of the last round that is over, without what could not be measured."""
+        """Figures of the last finished round; those that could not be measured are absent."""
         self._streaks = dict.fromkeys((rule.code for rule in RULES), 0)
         self._rewards: deque[float] = deque(maxlen=BASELINE_ROUNDS)
         self._begin_round()
@@ -156,48 +181,41 @@ class AlertEngine:
     def _begin_round(self) -> None:
         self._actions: Mapping[str, int] = {}
         self._successes: Mapping[str, int] | None = None
-        self._seeds: list[tuple[int, int, int]] = []
+        self._seeds: list[list[Any]] = []
         self._episodes = self._rollbacks = self._nonfinite = 0
 
     def observe(
         self, kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str] = ()
     ) -> list[Alert]:
-        """The alerts that this event raises. `nonfinite` names fields that a log holds as null because they
+        """The alerts that this event raises. `nonfinite` names the fields that are null in a log because they
         were not finite."""
         if kind is TelemetryEventType.ROLLBACK:
             self._rollbacks += 1
         elif kind is TelemetryEventType.EPISODE_OUTCOME:
             self._episodes += 1
-            germinated, fossilized, pruned = (
-                data.get(name) for name in ("germinated", "fossilized", "pruned")
-            )
-            if (
-                germinated is not None and fossilized is not None and pruned is not None
-            ):  # a log may lack them
-                self._seeds.append((germinated, fossilized, pruned))
+            counts = [data.get(name) for name in ("germinated", "fossilized", "pruned")]
+            if None not in counts:  # an older log may lack them
+                self._seeds.append(counts)
         elif kind is TelemetryEventType.ACTION_DISTRIBUTION:
             self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes")
         if kind not in _JUDGED:
             return []
         numbers = _numbers(kind, data, nonfinite)
         self._nonfinite += sum(not math.isfinite(value) for value in numbers.values())
-        found = {f"{kind.value}.{name}": value for name, value in numbers.items()}
+        measured = {f"{kind.value}.{name}": value for name, value in numbers.items()}
         scopes = [kind.value]
         if kind is TelemetryEventType.BATCH_COMPLETED:
             self.round = self._round_metrics(numbers)
-            found |= {f"round.{name}": value for name, value in self.round.items()}
+            measured |= {f"round.{name}": value for name, value in self.round.items()}
             scopes.append("round")
             self._begin_round()
-        return [
-            alert
-            for rule in RULES
-            if rule.metric.split(".")[0] in scopes and (alert := self._judge(rule, found))
-        ]
+        judged = [self._judge(rule, measured) for rule in RULES if rule.metric.split(".")[0] in scopes]
+        return [alert for alert in judged if alert is not None]
 
-    def _judge(self, rule: Rule, found: Mapping[str, float]) -> Alert | None:
-        """A metric that was not measured breaks a streak; one that is not finite is `nonfinite_metric`'s
-        business."""
-        value = found.get(rule.metric)
+    def _judge(self, rule: Rule, measured: Mapping[str, float]) -> Alert | None:
+        """A metric that was not measured ends a streak. So does one that is not finite, which the rule
+        `nonfinite_metric` reports."""
+        value = measured.get(rule.metric)
         if value is not None:
             self.evaluated.add(rule.code)
         if value is None or not METRICS[rule.metric].fault(value):
@@ -212,45 +230,45 @@ class AlertEngine:
         return alert if streak == rule.streak else None
 
     def _round_metrics(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        found = {"nonfinite_metrics": float(self._nonfinite)}
-        total, waits = sum(self._actions.values()), self._actions.get(LifecycleOp.WAIT.name, 0)
+        figures = {"nonfinite_metrics": float(self._nonfinite)}
+        others = {op: count for op, count in self._actions.items() if op != LifecycleOp.WAIT.name}
+        total, acted = sum(self._actions.values()), sum(others.values())
         if total:
-            found["wait_share"] = waits / total
-        if acted := total - waits:
-            others = {op: count for op, count in self._actions.items() if op != LifecycleOp.WAIT.name}
-            found["top_op_share"] = max(others.values()) / acted
+            figures["wait_share"] = (total - acted) / total
+        if acted:
+            figures["top_op_share"] = max(others.values()) / acted
             if self._successes is not None:
-                found["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
+                figures["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
         if self._episodes:
-            found["rollbacks_per_episode"] = self._rollbacks / self._episodes
-        if planted := sum(germinated for germinated, _, _ in self._seeds):
-            found["unfinished_share"] = (
-                1.0 - sum(fossilized + pruned for _, fossilized, pruned in self._seeds) / planted
-            )
+            figures["rollbacks_per_episode"] = self._rollbacks / self._episodes
+        germinated = sum(germinated for germinated, _, _ in self._seeds)
+        if germinated:
+            ended = sum(fossilized + pruned for _, fossilized, pruned in self._seeds)
+            figures["unfinished_share"] = 1.0 - ended / germinated
         reward = abs(numbers.get("avg_reward", math.nan))
         if math.isfinite(reward):
             if self._rewards:
-                found["reward_jump"] = reward / max(1.0, *self._rewards)
+                figures["reward_jump"] = reward / max(1.0, *self._rewards)
             self._rewards.append(reward)
-        return found
+        return figures
 
 
 def _numbers(
     kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str]
 ) -> dict[str, float]:
-    """The registered numbers of a payload; whatever is not finite becomes NaN, because a log cannot tell NaN
-    from Inf."""
-    found = {
-        name: float(value) for name, value in data.items() if name in _NUMBERS[kind] and value is not None
-    }
-    found = {name: value if math.isfinite(value) else math.nan for name, value in found.items()}
-    return found | {name: math.nan for name in nonfinite if name in _NUMBERS[kind]}
+    """The registered numbers of a payload. Inf becomes NaN, because a log cannot tell one from the other."""
+    numbers = {}
+    for name, value in data.items():
+        if name in _NUMBERS[kind] and value is not None:
+            number = float(value)
+            numbers[name] = number if math.isfinite(number) else math.nan
+    return numbers | {name: math.nan for name in nonfinite if name in _NUMBERS[kind]}
 
 
 def event_parts(
     event: TelemetryEvent | Mapping[str, Any],
 ) -> tuple[TelemetryEventType, Mapping[str, Any], list[str]]:
-    """Kind, payload and non-finite fields of an event as it was emitted or as a log holds it."""
+    """Type, payload and non-finite fields of an event, as emitted or as a line of a log."""
     if isinstance(event, TelemetryEvent):
         return event.event_type, event.data, []
     kind, data = event.get("event_type"), event.get("data")
@@ -264,6 +282,6 @@ def event_parts(
 
 
 def evaluate(events: Iterable[TelemetryEvent | Mapping[str, Any]]) -> list[Alert]:
-    """All alerts of a log or of a list of events; recorded alert events are passed over."""
+    """All alerts that a log or a list of events gives. Alert events among them are ignored."""
     engine = AlertEngine()
     return [alert for event in events for alert in engine.observe(*event_parts(event))]

@@ -1,18 +1,18 @@
-"""The hub: hands every event to every output, at once and in order. It never drops or delays an event, and
-changes nothing but that it stamps the round under way on events that name none.
+"""The hub passes every event to every output, synchronously and in order. It never drops or delays an event.
+It changes one thing only: an event that names no round gets the current one.
 
-The level decides what is recorded, before a number is given out, so the numbers that an output sees have no
-gap:
+The level decides what is recorded, before a sequence number is assigned, so the numbers that an output sees
+have no gap:
 
     0 off      nothing
-    1 minimal  what happened to the run: start, end, rounds, updates, actions, outcomes, rollbacks, alerts,
-    checkpoints
-    2 normal   all of the log; step events go only to outputs with `wants_step_events = True`, and take no
-    number
-    3 debug    step events join the log: numbered, to every output
+    1 minimal  the run itself: start, end, rounds, updates, actions, outcomes, rollbacks, alerts, checkpoints
+    2 normal   also lifecycle, attribution and masks; step events go only to outputs that want them
+               (`wants_step_events = True`) and take no number
+    3 debug    also step events, numbered, to every output
 
-A step event outside the log arrives with the number of the log's next event, its position. An event numbered
-c thus cuts both alike: what was emitted before it has at most c, what came after has more."""
+A step event outside the log gets the number of the log's next event as its position. Truncating at seq c
+therefore truncates log and tables consistently: rows emitted before event c have a position of at most c,
+later ones a larger one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from esper.leyline import STEP_TABLES, EsperError, OutputBackend, TelemetryEvent, TelemetryEventType, allowed
 
-OFF, MINIMAL, NORMAL, DEBUG = LEVELS = range(4)
+OFF: Final = 0
+MINIMAL: Final = 1
+NORMAL: Final = 2
+DEBUG: Final = 3
+LEVELS: Final = {"off": OFF, "minimal": MINIMAL, "normal": NORMAL, "debug": DEBUG}
 
 _MINIMAL_EVENTS = frozenset(
     {
@@ -41,26 +45,25 @@ _MINIMAL_EVENTS = frozenset(
     }
 )
 LOG_LEVEL: Mapping[TelemetryEventType, int] = MappingProxyType(
-    {
-        kind: DEBUG if kind in STEP_TABLES else MINIMAL if kind in _MINIMAL_EVENTS else NORMAL
-        for kind in TelemetryEventType
-    }
+    dict.fromkeys(TelemetryEventType, NORMAL)
+    | dict.fromkeys(_MINIMAL_EVENTS, MINIMAL)
+    | dict.fromkeys(STEP_TABLES, DEBUG)
 )
-"""The lowest level at which an event enters the numbered log."""
+"""The lowest level at which an event of each type enters the numbered log."""
 
 
 class TelemetryError(EsperError):
-    """An event could not be recorded, or what was recorded cannot be read."""
+    """An event could not be recorded, or a recorded run cannot be read."""
 
 
 class TelemetryHub:
-    """Synchronous fan-out for one run, used from one thread. Events that come while there is no output take
-    no number."""
+    """Synchronous fan-out for one run, used from one thread. Events emitted while there is no output take no
+    number."""
 
     def __init__(self, outputs: Iterable[OutputBackend] = (), *, level: int = NORMAL) -> None:
         """`level` and `round_idx` may be changed later."""
-        if level not in LEVELS:
-            raise TelemetryError(f"hub: level is {level!r}; {allowed(LEVELS)} (off, minimal, normal, debug)")
+        if level not in LEVELS.values():
+            raise TelemetryError(f"hub: level is {level!r}; {allowed(LEVELS.values())} ({', '.join(LEVELS)})")
         self.level = level
         self.next_seq = 0
         self.round_idx: int | None = None
@@ -70,14 +73,14 @@ class TelemetryHub:
             self.add_output(output)
 
     def add_output(self, output: OutputBackend) -> None:
-        """Add an output behind the others; it sees only what comes after."""
+        """Add an output after the others. It gets the events emitted from now on."""
         self._outputs.append(output)
         if getattr(output, "wants_step_events", False):
             self._step_outputs.append(output)
 
     @contextmanager
     def attached(self, *outputs: OutputBackend) -> Iterator[Self]:
-        """Outputs for the duration of one run, closed when it ends, however it ends. Numbers go on where
+        """Attach outputs for one run, and close them when it ends or fails. Sequence numbers continue where
         their log ends."""
         self.next_seq = max(
             (output.next_seq for output in outputs if hasattr(output, "next_seq")), default=self.next_seq
@@ -93,12 +96,13 @@ class TelemetryHub:
             _each(outputs, lambda output: output.close(), "close failed")
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Record an event. If an output fails, the others still get it, then TelemetryError names the failed
-        one."""
+        """Record an event. If an output fails, the others still get the event, then a TelemetryError names
+        the failed output."""
         seq, kind = self.next_seq, event.event_type
         if self.level >= LOG_LEVEL[kind]:
             outputs = self._outputs
-            self.next_seq += bool(outputs)
+            if outputs:
+                self.next_seq += 1
         elif kind in STEP_TABLES and self.level >= NORMAL:
             outputs = self._step_outputs
         else:
@@ -108,7 +112,7 @@ class TelemetryHub:
         _each(outputs, lambda output: output.emit(seq, event), f"event {seq} ({kind.value}) was not recorded")
 
     def flush(self) -> None:
-        """Put everything emitted so far where a kill cannot take it away."""
+        """Write everything emitted so far to disk, where it survives a kill."""
         _each(self._outputs, lambda output: output.flush(), "flush failed")
 
 
@@ -126,5 +130,5 @@ def _each(outputs: Iterable[OutputBackend], call: Callable[[OutputBackend], None
 
 @cache
 def get_hub() -> TelemetryHub:
-    """The process's hub; at first without outputs. The trainer and tests may pass hubs explicitly instead."""
+    """The hub of this process, at first without outputs. A hub can also be passed explicitly instead."""
     return TelemetryHub()

@@ -1,7 +1,7 @@
-"""Where events go: the run's JSONL log, and its reader. Outputs copy events; they never alter them.
+"""The event log of a run as JSONL, and its reader. Outputs copy events and never change them.
 
-A log holds one JSON object per line, `seq` counting the lines from 0. A line counts once its newline is
-written, so a process killed at any moment leaves a valid log plus at most one incomplete last line."""
+A log holds one JSON object per line; `seq` counts the lines from 0. A line is complete once its newline is
+written, so a process killed at any moment leaves a valid log and at most one incomplete last line."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _LINE_START = b'{"seq":'
 
 
 class JsonlOutput:
-    """Appends events to a file. What was emitted before the last `flush` survives kill −9.
+    """Appends events to a file. Events emitted before the last `flush` survive kill −9.
 
-    Non-finite floats become null, and the line's `nonfinite` lists their dotted paths.
+    Floats that are not finite become null, and `nonfinite` lists their dotted paths.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,7 +41,7 @@ class JsonlOutput:
                 f"cannot write the event log {self.path}: {error.strerror or error}"
             ) from error
         try:
-            _lock(self._file, self.path)
+            lock(self._file, self.path)
             self.next_seq = _repair(self.path)
         except TelemetryError:
             self._file.close()
@@ -58,11 +58,10 @@ class JsonlOutput:
             )
         nonfinite: list[str] = []
         line: dict[str, Any] = {"seq": seq, "t_wall": time.time()}
-        line |= {
-            name: value
-            for name in _FIELDS
-            if (value := _plain(getattr(event, name), name, nonfinite)) is not None
-        }
+        for name in _FIELDS:
+            value = _plain(getattr(event, name), name, nonfinite)
+            if value is not None:
+                line[name] = value
         line["data"] = _plain(event.data, "data", nonfinite)
         if nonfinite:
             line["nonfinite"] = nonfinite
@@ -82,7 +81,7 @@ class JsonlOutput:
 
 
 def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The events of a log in order. An incomplete last line is left out; any other damage or gap is a
+    """The events of a log in order. An incomplete last line is skipped; any other damage or gap raises a
     TelemetryError."""
     with open(path, "rb") as file:
         for number, line in enumerate(file):
@@ -97,16 +96,16 @@ def read_events(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def truncate_log(path: Path, seq: int) -> None:
-    """Keep the events below number `seq`, and that one if it announces a checkpoint. A log that lacks one is
-    left as it is."""
+    """Keep the events below number `seq`, and event `seq` if it announces a checkpoint. A log in which one is
+    missing is not changed."""
     with path.open("r+b") as file:
-        _lock(file, path)
+        lock(file, path)
         end = 0
         for number in range(seq):
             line = file.readline()
             if not line.endswith(b"\n") or _decode(line, f"{path}, line {number + 1}")["seq"] != number:
                 raise TelemetryError(
-                    f"{path}: event {number} is missing, but the checkpoint counts on events 0 to {seq - 1}"
+                    f"{path}: event {number} is missing, but the checkpoint needs events 0 to {seq - 1}"
                 )
             end += len(line)
         line = file.readline()
@@ -119,29 +118,27 @@ def truncate_log(path: Path, seq: int) -> None:
         os.fsync(file.fileno())
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """One writer at a time; the lock goes with the process that holds it."""
+def lock(file: IO[bytes], path: Path) -> None:
+    """Allow one writer at a time. The lock is released when the process that holds it ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise TelemetryError(f"{path} is being written by another run that still goes on") from error
+        raise TelemetryError(f"{path.parent} is in use: another run is writing {path.name}") from error
 
 
 def _repair(path: Path) -> int:
-    """Cut an incomplete last line off an existing log, and return the number of the event that comes next."""
+    """Remove an incomplete last line from an existing log, and return the next event's number."""
     with path.open("r+b") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return 0
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
-            last, rest = (
-                content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end],
-                content[end : end + len(_LINE_START)],
-            )
+            last = content[content.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]
+            rest = content[end : end + len(_LINE_START)]
         next_seq = _decode(last, f"{path}, last complete line")["seq"] + 1 if last else 0
         if not _LINE_START.startswith(rest):
             raise TelemetryError(
-                f"{path}: the last line starts with {rest!r}, which is no event; nothing was changed"
+                f"{path}: the last line starts with {rest!r}, which is not an event; nothing was changed"
             )
         file.truncate(end)
     return int(next_seq)
@@ -158,7 +155,7 @@ def _decode(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, path: str, nonfinite: list[str]) -> Any:
-    """The same value in JSON's types; `nonfinite` collects the paths of floats that JSON cannot hold."""
+    """The same value in JSON's types. `nonfinite` collects the paths of floats that JSON cannot represent."""
     kind = type(value)
     if kind is float:
         if math.isfinite(value):

@@ -1,10 +1,10 @@
-"""The run directory: everything that a run leaves behind, and all that readers need.
+"""The run directory: the complete record of a run, and all that readers need.
 
-run.json        when, where, with which code and command
+run.json        format version, start time, machine, code and command
 config.json     every setting
 events.jsonl    the log, one event per line
 tables/         step events as Parquet
-checkpoints/    states to go on from
+checkpoints/    states to resume from, and the best policy
 """
 
 from __future__ import annotations
@@ -24,18 +24,32 @@ from typing import Any
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from esper._files import replace_file, sync_directory
+from esper._files import PARTIAL, check_version, decode, replace_file, sync_directory
+from esper.leyline import StructureError
 from esper.nissa.hub import TelemetryError
-from esper.nissa.outputs import JsonlOutput, read_events, truncate_log
-from esper.nissa.tables import ParquetOutput, read_table, truncate_tables
+from esper.nissa.outputs import JsonlOutput, lock, read_events, truncate_log
+from esper.nissa.tables import ParquetOutput, check_tables, read_table, truncate_tables
 
-FORMAT = 1
+VERSION = 1
+"""Of the run directory's format. Older directories call the same version `format`."""
 _PACKAGES = ("esper-grow", "torch", "numpy", "pyarrow", "duckdb", "safetensors", "orjson")
 
 
 @dataclass(frozen=True, slots=True)
+class _RunInfo:
+    """The content of run.json."""
+
+    version: int
+    started: str
+    command: list[str]
+    git: dict[str, Any] | None
+    versions: dict[str, str | None]
+    machine: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """One run's directory; `info` and `config` are what run.json and config.json hold."""
+    """One run's directory; `info` and `config` are the contents of run.json and config.json."""
 
     path: Path
     info: Mapping[str, Any]
@@ -45,30 +59,23 @@ class RunDirectory:
     def create(
         cls, path: str | os.PathLike[str], *, config: Mapping[str, Any], command: Sequence[str] | None = None
     ) -> RunDirectory:
-        """A new run; its command is this process's where none is given. The directory may exist if it is
-        empty."""
+        """Begin a new run. The directory may exist if it is empty. `command` defaults to the command line of
+        this process."""
         path = Path(path)
-        info = {
-            "format": FORMAT,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": list(sys.argv if command is None else command),
-            "git": _git_state(),
-            "versions": _versions(),
-            "machine": _machine(),
-        }
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if found := sorted(p.name for p in path.iterdir()):
+            names = sorted(p.name for p in path.iterdir())
+            if names:
+                _refuse_if_in_use(path)
                 raise TelemetryError(
-                    f"run directory {path} is not empty, it holds {', '.join(found[:5])}; name a new one, "
+                    f"run directory {path} is not empty, it holds {', '.join(names[:5])}; name a new one, "
                     "or resume the run that is there"
                 )
-            for name in ("tables", "checkpoints"):
-                (path / name).mkdir()
-            (path / "events.jsonl").touch()
-            replace_file(path / "config.json", _pretty(config))
-            replace_file(path / "run.json", _pretty(info))  # last: what has it is complete
-            sync_directory(path)
+            try:
+                (path / "events.jsonl").touch(exist_ok=False)
+            except FileExistsError:  # of two runs that start together, one creates the log
+                raise TelemetryError(f"{path} is in use: another run has just started in it") from None
+            _write_descriptions(path, config, command)
             sync_directory(path.parent)
         except OSError as error:
             raise TelemetryError(
@@ -77,29 +84,62 @@ class RunDirectory:
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """A run that exists, finished or not."""
+    def restart(
+        cls, path: str | os.PathLike[str], *, config: Mapping[str, Any], command: Sequence[str] | None = None
+    ) -> RunDirectory:
+        """Begin a run anew in the directory of one that was killed before its first checkpoint. Its log and
+        tables are deleted."""
         path = Path(path)
-        info = _read_json(path, "run.json")
-        if info.get("format") != FORMAT:
-            raise TelemetryError(
-                f"{path / 'run.json'}: format is {info.get('format')!r}, this version reads {FORMAT}"
-            )
+        if (path / "run.json").exists():
+            cls.open(path)
+        else:
+            _check_unfinished_creation(path)
+        stored = sorted(p.name for p in (path / "checkpoints").glob("round-*"))
+        if stored:
+            raise TelemetryError(f"{path} has checkpoints ({', '.join(stored[:3])}); resume from one of them")
+        try:
+            with (path / "events.jsonl").open("ab") as log:
+                lock(log, path / "events.jsonl")
+                log.truncate(0)
+                for part in (path / "tables", path / "checkpoints"):
+                    for leftover in part.glob("*"):
+                        leftover.unlink()
+                _write_descriptions(path, config, command)
+        except OSError as error:
+            raise TelemetryError(f"cannot start over in {path}: {error.strerror or error}") from error
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """Open an existing run, finished or not."""
+        path = Path(path)
+        info, origin = _read_json(path, "run.json"), path / "run.json"
+        if "version" not in info and "format" in info:
+            info["version"] = info.pop("format")
+        try:
+            check_version(info, VERSION, origin)
+            decode(_RunInfo, info, origin, complete=True)
+        except StructureError as error:
+            raise TelemetryError(str(error)) from None
+        if info["version"] != VERSION:
+            raise TelemetryError(f"{origin}: version is {info['version']}, this Esper reads {VERSION}")
         run = cls(path, info, _read_json(path, "config.json"))
         for part in (run.log, run.tables, run.checkpoints):
             if not part.exists():
-                raise TelemetryError(f"{path} is not a whole run directory: {part.name} is missing")
+                raise TelemetryError(f"{path} is not a complete run directory: {part.name} is missing")
         return run
 
     @classmethod
     def resume(
         cls, path: str | os.PathLike[str], seq: int, finished: tuple[int, int] | None = None
     ) -> RunDirectory:
-        """A run to go on with from a checkpoint: log and tables forget what came after it. `seq` is the hub's
-        next_seq when it was taken, which is the number of its announcement. One that was not announced must
-        say which epoch (round, epoch) was `finished`, because steps on either side of it may have the same
-        position."""
+        """Open a run to continue it from a checkpoint. Log and tables are cut back to the checkpoint.
+
+        `seq` is the hub's next_seq when it was taken, which is the number of its announcement. A checkpoint
+        that was not announced needs `finished`, its (round, epoch), because steps before and after it may
+        have the same position in the log."""
         run = cls.open(path)
+        check_tables(run.tables)
         truncate_log(run.log, seq)
         truncate_tables(run.tables, seq, finished)
         return run
@@ -119,7 +159,7 @@ class RunDirectory:
     # -- writing ---------------------------------------------------------------------------------------------
 
     def outputs(self) -> tuple[JsonlOutput, ParquetOutput]:
-        """For `TelemetryHub.attached`; one writer at a time."""
+        """The outputs for `TelemetryHub.attached`; one writer at a time."""
         return JsonlOutput(self.log), ParquetOutput(self.tables)
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -133,25 +173,55 @@ class RunDirectory:
         return read_table(self.tables, name)
 
 
+def _write_descriptions(path: Path, config: Mapping[str, Any], command: Sequence[str] | None) -> None:
+    """Write everything but the log. run.json comes last: a directory that has it is complete."""
+    info = {
+        "version": VERSION,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": list(sys.argv if command is None else command),
+        "git": _git_state(),
+        "versions": _versions(),
+        "machine": _machine(),
+    }
+    for name in ("tables", "checkpoints"):
+        (path / name).mkdir(exist_ok=True)
+    replace_file(path / "config.json", _pretty(config))
+    replace_file(path / "run.json", _pretty(info))
+    sync_directory(path)
+
+
+def _refuse_if_in_use(path: Path) -> None:
+    log = path / "events.jsonl"
+    if log.is_file():
+        with log.open("rb") as file:
+            lock(file, log)
+
+
+def _check_unfinished_creation(path: Path) -> None:
+    """A process that was killed in `create` leaves an empty log and empty directories, without run.json."""
+    parts = [p for p in path.iterdir() if not p.name.endswith(PARTIAL)]
+    known = all(p.name in ("events.jsonl", "config.json", "tables", "checkpoints") for p in parts)
+    log = path / "events.jsonl"
+    if not known or not log.is_file() or log.stat().st_size > 0:
+        raise TelemetryError(f"{path} is not a run directory: it has no run.json, so it is left as it is")
+
+
 def _pretty(content: Mapping[str, Any]) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _read_json(directory: Path, name: str) -> dict[str, Any]:
     try:
-        content = orjson.loads((directory / name).read_bytes())
+        return decode(dict[str, Any], (directory / name).read_bytes(), directory / name)
     except OSError as error:
         raise TelemetryError(f"{directory} is not a run directory: {name}: {error.strerror}") from error
-    except orjson.JSONDecodeError as error:
-        raise TelemetryError(f"{directory / name}: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise TelemetryError(f"{directory / name}: holds {type(content).__name__}, must hold an object")
-    return content
+    except StructureError as error:
+        raise TelemetryError(str(error)) from None
 
 
 @cache
 def _git_state() -> dict[str, Any] | None:
-    """Commit of the code that runs, and whether it was changed since; None where it is not under git."""
+    """Commit of the running code, and whether it has uncommitted changes; None if it is not under git."""
     if not _git("ls-files", "."):
         return None
     return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}
@@ -166,13 +236,13 @@ def _git(*arguments: str) -> str:
 
 
 def _versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 def _machine() -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Step events as Parquet tables, one file per table and round, and the reader of such tables.
+"""Step events as Parquet tables, one file per table and round, and the reader of these tables.
 
-Columns come from the metric registry. A file appears whole or not at all; a process killed at any moment
+Columns come from the metric registry. A file appears complete or not at all; a process killed at any moment
 leaves the rounds that it had written."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,12 @@ SCHEMAS = {
     table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])
     for kind, table in STEP_TABLES.items()
 }
-"""Columns of each table: position in the log, time, the event's context, and its payload."""
+"""Columns of each table: position in the log, time, context of the event, and its payload."""
 _EVENT_CONTEXT = tuple(f.name for f in CONTEXT if f.name not in ("seq", "t_wall"))
 
 
 class ParquetOutput:
-    """Keeps step events in memory until their round is over, a checkpoint is announced, or `flush`."""
+    """Keeps step events in memory until their round ends, a checkpoint is announced, or `flush` is called."""
 
     wants_step_events = True
 
@@ -76,15 +76,11 @@ class ParquetOutput:
         if not self._rows:
             return
         for table, round_idx in sorted(self._rows):
-            path, rows = (
-                _path(self.directory, table, round_idx),
-                _columns(table, self._rows[table, round_idx]),
-            )
-            # A round of which a part was written already, at a checkpoint.
-            _write(
-                path,
-                pa.concat_tables([_read(path), rows], promote_options="default") if path.exists() else rows,
-            )
+            path = _path(self.directory, table, round_idx)
+            rows = _columns(table, self._rows[table, round_idx])
+            if path.exists():  # a checkpoint within the round wrote the first part of it
+                rows = pa.concat_tables([_read(path, table), rows], promote_options="default")
+            _write(path, rows)
             del self._rows[table, round_idx]
         sync_directory(self.directory)
 
@@ -102,7 +98,7 @@ def _columns(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
     try:
-        if kind == pa.int64():  # Arrow itself would cut 1.5 down to 1
+        if kind == pa.int64():  # Arrow would truncate 1.5 to 1
             values = [None if value is None else index(value) for value in values]
         elif kind == ARROW_TYPES[FieldKind.COUNTS]:
             values = [
@@ -115,17 +111,25 @@ def _array(name: str, kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
-    """All rows of a table in order; an empty one where none was written. A damaged file is an error that
-    names it."""
+    """All rows of a table in order; no rows if none were written. An error names the file that is damaged."""
     if name not in SCHEMAS:
         raise TelemetryError(f"table {name!r} is unknown; {allowed(SCHEMAS)}")
-    parts = [_read(path) for path in _files(Path(directory), name)]
+    parts = [_read(path, name) for path in _files(Path(directory), name)]
     return pa.concat_tables([SCHEMAS[name].empty_table(), *parts], promote_options="default")
 
 
+def check_tables(directory: Path) -> None:
+    """Raise an error that names a damaged file, if there is one. Reads the footers only, which a truncated
+    file lacks."""
+    for name in SCHEMAS:
+        for path in _files(directory, name):
+            _open(path, pq.read_schema)
+
+
 def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None = None) -> None:
-    """Keep the rows that were emitted before event `seq`, and of those the ones up to epoch `finished`
-    (round, epoch)."""
+    """Keep the rows that were emitted before event `seq`; of these only the ones up to epoch `finished`
+    (round, epoch), if given. Nothing is changed if a file is damaged."""
+    check_tables(directory)
     _drop_partial(directory)
     keep = pc.field("seq") <= seq
     if finished is not None:
@@ -135,10 +139,10 @@ def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None 
         )
     for name in SCHEMAS:
         for path in reversed(_files(directory, name)):
-            rows = _read(path)
+            rows = _read(path, name)
             kept = rows.filter(keep)
             if len(kept) == len(rows):
-                break  # positions only grow, so earlier rounds are whole
+                break  # positions only grow, so earlier rounds are complete
             if len(kept):
                 _write(path, kept)
             else:
@@ -151,18 +155,32 @@ def _path(directory: Path, table: str, round_idx: int) -> Path:
 
 
 def _files(directory: Path, table: str) -> list[Path]:
-    """Oldest round first, also beyond 99999."""
+    """Oldest round first. Sorted by length first, because round 100000 has one digit more."""
     return sorted(directory.glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
-def _read(path: Path) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise TelemetryError(f"{path}: not a readable Parquet file ({error})") from error
+def _read(path: Path, name: str) -> pa.Table:
+    """A file of the table `name`, its columns checked against the registry's types."""
+    table = _open(path, pq.read_table)
     if "seq" not in table.column_names:
-        raise TelemetryError(f"{path}: has no column seq, so it is no table of a run")
+        raise TelemetryError(f"{path}: has no column seq, so it is not a table of a run")
+    for column in SCHEMAS[name]:
+        if column.name not in table.column_names:
+            continue  # written by a version that did not have it; it reads as null
+        stored = table.schema.field(column.name).type
+        if stored != column.type and not pa.types.is_null(stored):
+            raise TelemetryError(f"{path}: column {column.name} holds {stored}, must hold {column.type}")
     return table
+
+
+def _open(path: Path, read: Callable[[Path], Any]) -> Any:
+    try:
+        return read(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise TelemetryError(
+            f"{path}: not a readable Parquet file, so it is damaged ({error}); "
+            "move it away to read the rest of the run"
+        ) from error
 
 
 def _write(path: Path, table: pa.Table) -> None:

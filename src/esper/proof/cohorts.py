@@ -1,6 +1,5 @@
-"""Who is compared: networks that start with what a policy grew, hosts that were given the same size or the
-same FLOPs, and two rulers for tasks that cripple blocks. The oracle is told what is crippled; the probe reads
-it off an early observation."""
+"""Cohorts of a comparison: networks that start with the seeds that a policy grew, hosts of the same size or the
+same FLOPs, and an oracle for tasks that cripple blocks, which knows the drawn pattern."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from esper.kasmina.hosts import CNNHost
-from esper.leyline import AlphaAlgorithm, EsperError, SeedStage, objective, stream_seed
+from esper.leyline import AlphaAlgorithm, EsperError, objective, stream_seed
 from esper.proof.episodes import Fossil, Maker, Played
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.vector_env import VectorEnv
@@ -17,14 +16,14 @@ from esper.tamiyo.schedules import Pattern, Schedule
 
 
 def with_fossils(fossils: Mapping[int, Sequence[Fossil]]) -> Callable[[VectorEnv], None]:
-    """Prepares fresh networks, by seed: these seeds are there, fossilized at alpha 1, and learn from the
-    first epoch."""
+    """Prepares fresh networks, by number: these seeds are permanent at alpha 1 and learn from the first
+    epoch."""
 
     def plant(env: VectorEnv) -> None:
         for member in env.envs:
-            mine = fossils[member.env_idx]
-            for number, fossil in enumerate(mine):
-                member.model.germinate(
+            planted = fossils[member.env_idx]
+            for number, fossil in enumerate(planted):
+                member.model.plant_fossil(
                     fossil.slot,
                     fossil.blueprint,
                     algorithm=AlphaAlgorithm[fossil.algorithm],
@@ -32,55 +31,45 @@ def with_fossils(fossils: Mapping[int, Sequence[Fossil]]) -> Callable[[VectorEnv
                         env.rules.root_seed, "germination", env.episode, member.env_idx, number
                     ),
                 )
-            snapshot = member.model.snapshot()
-            for seed in snapshot.seeds.values():
-                seed["stage"] = int(SeedStage.FOSSILIZED)
-                seed["alpha"] |= {"alpha": 1.0, "start": 1.0, "target": 1.0}
-            member.model.restore(snapshot)
-            member.germinated = member.fossilized = len(mine)
+            member.germinated = member.fossilized = len(planted)
             member.governor.reset()
 
     return plant
 
 
 def widened(task: TaskSpec, params: float) -> TaskSpec:
-    """The task with the CNN host, at least as wide as its own, whose parameters are nearest to so many."""
+    """The task with a CNN host at least as wide as its own, with the number of parameters closest to
+    `params`."""
     if not isinstance(task.outline, CNNHost):
         raise EsperError(
-            f"task {task.name!r} has a {task.topology} host; allowed: cnn, which has a width to change"
+            f"task {task.name!r} has a {task.topology} host; allowed: cnn, the only host with a width"
         )
-    at, best = task.outline.base, task
+    base, best = task.outline.base, task
     while True:
-        at += 1
-        wider = replace(task, host={**task.host, "base": at})
+        base += 1
+        wider = replace(task, host={**task.host, "base": base})
         if abs(wider.host_params - params) >= abs(best.host_params - params):
             return best
         best = wider
 
 
 def priced(played: Played, task: TaskSpec) -> Played:
-    """An episode of a widened host as one of the task's own: what the host has more counts as added."""
+    """An episode of a widened host, with the additional parameters of that host counted as added."""
     end, added = played.outcome, played.outcome.host_params - task.host_params
-    return replace(
-        played,
-        outcome=replace(
-            end,
-            host_params=task.host_params,
-            added_params=added,
-            objective=objective(
-                task.objective,
-                committed_accuracy=end.committed_accuracy / 100.0,
-                added_params=added,
-                host_params=task.host_params,
-                wasted_seeds=end.germinated - end.fossilized,
-                rollbacks=end.rollbacks,
-            ),
-        ),
+    value = objective(
+        task.objective,
+        committed_accuracy=end.committed_accuracy / 100.0,
+        added_params=added,
+        host_params=task.host_params,
+        wasted_seeds=end.germinated - end.fossilized,
+        rollbacks=end.rollbacks,
     )
+    outcome = replace(end, host_params=task.host_params, added_params=added, objective=value)
+    return replace(played, outcome=outcome)
 
 
 def oracle(task: TaskSpec, by_pattern: Mapping[Pattern, Schedule], root_seed: int) -> Maker:
-    """Follows the schedule for the pattern that each seed has drawn."""
-    return lambda envs: FixedSchedule(
-        [by_pattern[draw_condition(task, root_seed, 0, env).crippled] for env in envs]
+    """Follows the schedule for the pattern that each network has drawn."""
+    return lambda networks: FixedSchedule(
+        [by_pattern[draw_condition(task, root_seed, 0, network).crippled] for network in networks]
     )

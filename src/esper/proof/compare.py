@@ -1,10 +1,10 @@
-"""The comparison: every cohort on the same held-out seeds, figures with intervals, and what the learned
-policy has over each other cohort, seed by seed.
+"""The comparison: every cohort on the same held-out networks, figures with intervals, and the paired difference
+between the learned policy and each other cohort.
 
-Several policies (from several training seeds) have equal parts in every figure. Intervals are resampled
-network by network, what all policies made of one together, for they share its luck; every difference is also
-given for each policy alone. The result follows from the task, the policies, the schedules and the settings
-alone."""
+Several policies (from several training runs) have equal weight in every figure. Intervals resample networks: the
+results of all policies on one network are drawn together, because they share its weights and data. Every
+difference is also given for each policy alone. The result depends only on the task, the policies, the schedules
+and the settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from esper.proof.policies import Acting, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.evaluation import HELD_OUT
-from esper.simic.training.probe import Probing, fit_probe
+from esper.simic.training.probe import ProbePolicy, fit_probe
 from esper.tamiyo import FixedSchedule, RecurrentPolicy
 from esper.tamiyo.schedules import Schedules
 
 Strata = list[list[Played]]
-"""The episodes of one cohort, seed by seed; one list for each policy where a policy has a part in it, else a
-single one."""
+"""The episodes of one cohort, one list for each policy if the cohort depends on a policy, else a single
+list."""
 Array = npt.NDArray[np.float64]
 LEARNED = "learned"
 MEASURES: Mapping[str, Callable[[Played], float]] = {
@@ -52,28 +52,28 @@ MEASURES: Mapping[str, Callable[[Played], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofConfig:
-    """How to compare."""
+    """Settings of a comparison."""
 
-    seeds: int = 96
-    """Held-out seeds …"""
-    first_seed: int = 0
-    """… from this one on."""
+    networks: int = 96
+    """Number of held-out networks."""
+    first_network: int = 0
+    """Number of the first of them."""
     sample: bool = False
     """Learned policies sample their actions, without exploration; otherwise they take the most likely
     ones."""
-    probe_seeds: int = 256
-    """Training seeds that the probe is fitted on."""
+    probe_networks: int = 256
+    """Number of training networks that the probe is fitted on."""
     brief: bool = False
     """Only never growing, random, the heuristic and the learned policy."""
 
     def __post_init__(self) -> None:
-        check_number("proof", "seeds", self.seeds, low=2, integer=True)
-        check_number("proof", "first_seed", self.first_seed, low=0, integer=True)
-        check_number("proof", "probe_seeds", self.probe_seeds, low=2, integer=True)
+        check_number("proof", "networks", self.networks, low=2, integer=True)
+        check_number("proof", "first_network", self.first_network, low=0, integer=True)
+        check_number("proof", "probe_networks", self.probe_networks, low=2, integer=True)
 
 
 class Cohorts:
-    """Plays cohorts and keeps what they did."""
+    """Plays cohorts and keeps their episodes."""
 
     def __init__(self, task: TaskSpec, config: ProofConfig, track: Track) -> None:
         self.task, self.config, self.track = task, config, track
@@ -83,15 +83,14 @@ class Cohorts:
 
     def add(self, name: str, make: Maker, task: TaskSpec | None = None, **options: Any) -> None:
         """Play one stratum of a cohort."""
-        task, first = task or self.task, self.config.first_seed
-        seeds = range(first, first + self.config.seeds)
-        advance = self.track(name, len(seeds) * task.episode_length)
-        self.played.setdefault(name, []).append(
-            play(task, make, root_seed=HELD_OUT, seeds=seeds, advance=advance, **options)
-        )
+        task, first = task or self.task, self.config.first_network
+        networks = range(first, first + self.config.networks)
+        advance = self.track(name, len(networks) * task.episode_length)
+        stratum = play(task, make, root_seed=HELD_OUT, networks=networks, advance=advance, **options)
+        self.played.setdefault(name, []).append(stratum)
 
     def values(self, name: str, measure: str) -> Array:
-        """[strata, seeds]"""
+        """[strata, networks]"""
         return np.array(
             [[MEASURES[measure](p) for p in stratum] for stratum in self.played[name]], np.float64
         )
@@ -103,9 +102,9 @@ def prove(
     config: ProofConfig | None = None,
     *,
     schedules: Schedules | None = None,
-    track: Track = lambda _what, _steps: lambda _: None,
+    track: Track = lambda _name, _steps: lambda _: None,
 ) -> dict[str, Any]:
-    """All cohorts on the same held-out seeds, as plain values for JSON."""
+    """All cohorts on the same held-out networks, as plain values for JSON."""
     config = config or ProofConfig()
     cohorts = Cohorts(task, config, track)
     for name, make in simple_makers(task, HELD_OUT).items():
@@ -116,8 +115,9 @@ def prove(
         cohorts.add(LEARNED, _acting(task, policy, config))
     if policies and not config.brief:
         _add_equals(cohorts)
-        for policy in policies.values() if task.conditions is not None else ():
-            cohorts.add("learned_shuffled", _acting(task, policy, config, shuffled=True))
+        if task.conditions is not None:
+            for policy in policies.values():
+                cohorts.add("learned_shuffled", _acting(task, policy, config, shuffled=True))
     return _result(cohorts, list(policies), schedules)
 
 
@@ -128,59 +128,51 @@ def _acting(task: TaskSpec, policy: RecurrentPolicy, config: ProofConfig, *, shu
 
 
 def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
-    """Cohorts that follow schedules: one for all, and where blocks are crippled the two rulers."""
-    task, seeds = cohorts.task, cohorts.config.probe_seeds
+    """Cohorts that follow schedules: one for all networks and, if blocks are crippled, oracle and probe."""
+    task, networks = cohorts.task, cohorts.config.probe_networks
     if schedules is None:
         cohorts.absent["fixed_schedule"] = "no schedule was given, and none ships for this task"
         return
-    best, by_pattern = (
-        schedules.best.schedule,
-        {p: found.schedule for p, found in schedules.by_pattern.items()},
-    )
+    best = schedules.best.schedule
+    by_pattern = {pattern: result.schedule for pattern, result in schedules.by_pattern.items()}
     cohorts.add("fixed_schedule", lambda envs: FixedSchedule([best] * len(envs)))
     if not by_pattern:
         return
     cohorts.add("oracle", oracle(task, by_pattern, HELD_OUT))
-    probe = fit_probe(
-        task, seeds, root_seed=schedules.root_seed, advance=cohorts.track("fit the probe", seeds)
-    )
-    cohorts.add("probe", lambda _: Probing(probe, by_pattern))
+    advance = cohorts.track("fit the probe", networks)
+    probe = fit_probe(task, networks, root_seed=schedules.root_seed, advance=advance)
+    cohorts.add("probe", lambda _: ProbePolicy(probe, by_pattern))
 
 
 def _add_equals(cohorts: Cohorts) -> None:
-    """Hosts that never grow and have what the learned policy's networks end with: their seeds, their size,
-    their FLOPs."""
-    task, still = cohorts.task, simple_makers(cohorts.task, HELD_OUT)["static"]
+    """Networks that never grow but equal the learned policy's final networks in their seeds, their size or their
+    FLOPs."""
+    task, wait = cohorts.task, simple_makers(cohorts.task, HELD_OUT)["static"]
     for stratum in cohorts.played[LEARNED]:
-        cohorts.add("static_final", still, plant=with_fossils({p.seed: p.fossils for p in stratum}))
+        cohorts.add("static_final", wait, plant=with_fossils({p.network: p.fossils for p in stratum}))
     if isinstance(task.outline, CNNHost):
-        cohorts.add(
-            "static_equal",
-            still,
-            widened(task, task.host_params + cohorts.values(LEARNED, "added_params").mean()),
-        )
-        cohorts.played["static_equal"] = [
-            [priced(p, task) for p in stratum] for stratum in cohorts.played["static_equal"]
-        ]
+        params = task.host_params + cohorts.values(LEARNED, "added_params").mean()
+        cohorts.add("static_equal", wait, widened(task, params))
+        (stratum,) = cohorts.played["static_equal"]
+        cohorts.played["static_equal"] = [[priced(played, task) for played in stratum]]
     else:
         cohorts.absent["static_equal"] = f"a {task.topology} host has no width to change"
     factor = cohorts.values(LEARNED, "flops").mean() / cohorts.values("static", "flops").mean()
-    cohorts.add(
-        "static_flops", still, replace(task, steps_per_epoch=max(1, round(task.steps_per_epoch * factor)))
-    )
+    steps = max(1, round(task.steps_per_epoch * factor))
+    cohorts.add("static_flops", wait, replace(task, steps_per_epoch=steps))
 
 
 # -- figures -------------------------------------------------------------------------------------------------
 
 
 def _both(make: Callable[..., Estimate], *samples: Array) -> dict[str, Any]:
-    """Mean and interquartile mean; samples are [strata, seeds]."""
-    by_seed = [sample.T for sample in samples]
-    return {"mean": make(*by_seed), "iqm": make(*by_seed, statistic=interquartile_mean)}
+    """Mean and interquartile mean; samples are [strata, networks]."""
+    by_network = [sample.T for sample in samples]
+    return {"mean": make(*by_network), "iqm": make(*by_network, statistic=interquartile_mean)}
 
 
 def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
-    """Learned − other, seed by seed."""
+    """Learned − other, network by network."""
     ours = cohorts.values(LEARNED, measure)
     theirs = np.broadcast_to(cohorts.values(other, measure), ours.shape)
     return _both(paired, ours, theirs) | {
@@ -189,61 +181,67 @@ def _difference(cohorts: Cohorts, other: str, measure: str) -> dict[str, Any]:
 
 
 def growth_by_condition(task: TaskSpec, played: Strata) -> list[dict[str, Any]]:
-    """How often a seed became permanent in each slot: where a block is crippled, where it is whole, and the
-    difference."""
+    """Share of networks with a permanent seed in each slot: those with a crippled block, those with a healthy
+    one, and the difference."""
     conditions = np.array(
         [p.condition.crippled for p in played[0] if p.condition is not None]
-    )  # [seeds, blocks]
-    rows: list[dict[str, Any]] = []
-    for slot, block in product(task.slots, range(conditions.shape[1])):
-        grown = np.array(
-            [
-                [float(any(fossil.slot == slot for fossil in p.fossils)) for p in seed]
-                for seed in zip(*played, strict=True)
-            ]
-        )  # [seeds, strata]
-        crippled = conditions[:, block]
-        row: dict[str, Any] = {
-            "slot": slot,
-            "block": block,
-            "crippled": None,
-            "healthy": None,
-            "difference": None,
-        }
-        if crippled.any() and not crippled.all():
-            parts = grown[~crippled], grown[crippled]
+    )  # [networks, blocks]
+    return [
+        _growth_row(slot, block, _grown_in(slot, played), conditions[:, block])
+        for slot, block in product(task.slots, range(conditions.shape[1]))
+    ]
 
-            def gap(samples: Array, healthy: int = parts[0].size) -> Array:
-                return np.asarray(samples[:, healthy:].mean(1) - samples[:, :healthy].mean(1))
 
-            row |= {
-                "crippled": estimate(parts[1]),
-                "healthy": estimate(parts[0]),
-                "difference": estimate(
-                    np.concatenate(parts),
-                    strata=np.repeat([0, 1], [len(part) for part in parts]).tolist(),
-                    statistic=gap,
-                ),
-            }
-        rows.append(row)
-    return rows
+def _grown_in(slot: str, played: Strata) -> Array:
+    """[networks, strata]: 1 where a network ends with a permanent seed in this slot."""
+    strata = [[any(fossil.slot == slot for fossil in p.fossils) for p in stratum] for stratum in played]
+    return np.array(strata, np.float64).T
+
+
+def _growth_row(slot: str, block: int, grown: Array, crippled: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "slot": slot,
+        "block": block,
+        "crippled": None,
+        "healthy": None,
+        "difference": None,
+    }
+    if crippled.all() or not crippled.any():
+        return row
+    healthy_part, crippled_part = grown[~crippled], grown[crippled]
+    split = healthy_part.size
+
+    def gap(samples: Array) -> Array:
+        return np.asarray(samples[:, split:].mean(1) - samples[:, :split].mean(1))
+
+    return row | {
+        "crippled": estimate(crippled_part),
+        "healthy": estimate(healthy_part),
+        "difference": estimate(
+            np.concatenate([healthy_part, crippled_part]),
+            strata=[0] * len(healthy_part) + [1] * len(crippled_part),
+            statistic=gap,
+        ),
+    }
+
+
+def _schedule(task: TaskSpec, schedules: Schedules | None) -> list[dict[str, Any]] | None:
+    if schedules is None:
+        return None
+    return [asdict(p) | {"slot": task.slots[p.slot], "style": p.style.name} for p in schedules.best.schedule]
 
 
 def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | None) -> dict[str, Any]:
     task, played = cohorts.task, cohorts.played
     others = [name for name in played if name != LEARNED] if LEARNED in played else []
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "task": task.name,
         "root_seed": HELD_OUT,
         "settings": asdict(cohorts.config),
         "host_params": task.host_params,
         "policies": policies,
         "absent": cohorts.absent,
-        "schedule": None
-        if schedules is None
-        else [
-            asdict(p) | {"slot": task.slots[p.slot], "style": p.style.name} for p in schedules.best.schedule
-        ],
+        "schedule": _schedule(task, schedules),
         "cohorts": {
             name: {measure: _both(estimate, cohorts.values(name, measure)) for measure in MEASURES}
             for name in played
@@ -255,5 +253,5 @@ def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | No
         "episodes": played,
     }
     if task.conditions is not None and LEARNED in played:
-        found["growth_by_condition"] = growth_by_condition(task, played[LEARNED])
-    return found
+        result["growth_by_condition"] = growth_by_condition(task, played[LEARNED])
+    return result

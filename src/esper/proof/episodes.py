@@ -1,42 +1,41 @@
-"""Episodes under any policy on numbered seeds. A seed is an env's number under a root: with the same root,
-the same seed has the same weights at birth, the same data in the same order, the same condition and the same
-random numbers for its actions, whoever decides. With another number of networks beside it rounding differs,
-and a whole episode's result can too."""
+"""Episodes of numbered networks under any policy.
+
+A network's number and the root seed fix its initial weights, its data and their order, its condition and the
+random numbers for its actions, whichever policy decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from esper.kasmina import FlopMeter
-from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, PolicyProtocol, SeedStage, allowed
+from esper.leyline import EpisodeOutcome, LifecycleOp, PolicyProtocol, SeedStage
 from esper.runtime.data import test_batches
-from esper.runtime.tasks import Condition, TaskSpec, draw_condition, get_task_spec
+from esper.runtime.tasks import Condition, TaskSpec, draw_condition
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import populations, split_of
 from esper.simic.training.vector_env import VectorEnv
 
 Maker = Callable[[Sequence[int]], PolicyProtocol]
-"""Makes the policy of these seeds for one episode."""
-SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
+"""Makes the policy for one episode of these networks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An operation that was carried out; waiting is not one."""
+    """An operation that was executed. Waiting is not recorded."""
 
     epoch: int
     op: str
     slot: str
     blueprint: str | None
-    """Of a germination."""
+    """Of a germination; None for other operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fossil:
-    """A seed that became permanent."""
+    """A permanent seed."""
 
     slot: str
     blueprint: str
@@ -45,36 +44,19 @@ class Fossil:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One episode and what it came to."""
+    """The result of one episode."""
 
-    seed: int
+    network: int
+    """Number of the network under the root seed."""
     outcome: EpisodeOutcome
     test_accuracy: float
-    """Percentage points, fossilized seeds only."""
+    """Percentage points, with the fossilized seeds only."""
     flops: int
     """Of training."""
     condition: Condition | None
-    """None where the task draws none."""
+    """None if the task draws none."""
     decisions: tuple[Decision, ...]
     fossils: tuple[Fossil, ...]
-
-
-def parse_task(text: str) -> TaskSpec:
-    """A task by name, or with changes: `digits_shift:base=8,episode_length=12`, of its sizes or its host."""
-    name, _, changes = text.partition(":")
-    task = get_task_spec(name)
-    host = {key: value for key, value in task.outline.spec().items() if isinstance(value, int)}
-    for change in filter(None, changes.split(",")):
-        key, _, value = change.partition("=")
-        if key not in (*SIZES, *host) or not value.isdecimal():
-            raise EsperError(
-                f"task {text!r}: {change!r} is not a whole number for one of its sizes; {allowed((*SIZES, *host))}"
-            )
-        if key in SIZES:
-            task = replace(task, **{key: int(value)})  # type: ignore[arg-type]
-        else:
-            task = replace(task, host={**task.host, key: int(value)})
-    return replace(task, name=text.lower()) if changes else task
 
 
 def play(
@@ -82,15 +64,15 @@ def play(
     make_policy: Maker,
     *,
     root_seed: int,
-    seeds: Sequence[int],
+    networks: Sequence[int],
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """One episode of each seed, in the order of their numbers. `plant` prepares fresh networks; `advance`
-    hears of env-steps as they are done."""
+    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; `advance` is
+    called with the number of env-steps as they finish."""
     meter, played = FlopMeter(task.build_model(1, [0])), []
-    for env in populations(task, seeds, root_seed=root_seed, size=population):
+    for env in populations(task, networks, root_seed=root_seed, size=population):
         env.begin_round(0)
         if plant is not None:
             plant(env)
@@ -105,7 +87,7 @@ def finish_round(
     meter: FlopMeter,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """Play a round that has begun to its end, and test what it left."""
+    """Play a round that has begun to its end, and test the networks."""
     policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
@@ -118,9 +100,8 @@ def finish_round(
             batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks
         )
         result = env.act(seen, step.actions.tolist())
-        if (
-            step.hidden is not None
-        ):  # a network that was rolled back begins anew, and so does the memory of it
+        if step.hidden is not None:
+            # A network that was rolled back starts a new episode: the policy's memory of it is reset.
             kept = torch.tensor(result.valid).unsqueeze(1)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, (reports, outcome) in enumerate(zip(seen.reports, result.outcomes, strict=True)):
@@ -136,7 +117,7 @@ def finish_round(
     outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
     return [
         Played(
-            seed=e.env_idx,
+            network=e.env_idx,
             outcome=outcomes[e.env_idx],
             test_accuracy=accuracy[i],
             flops=flops[i],

@@ -21,7 +21,7 @@ from esper.tamiyo.shipped import SHIPPED, WEIGHTS, load_policy, newest_checkpoin
 
 
 def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SHIPPED) -> Path:
-    """Write the policy of a run's newest checkpoint, and where it came from, under a name."""
+    """Write the policy of a run's newest checkpoint under a name, and its origin beside it."""
     run, path = RunDirectory.open(Path(run_directory)), Path(directory) / f"{name}{WEIGHTS}"
     checkpoint = newest_checkpoint(run_directory)
     load_policy(checkpoint).save(path)
@@ -43,30 +43,33 @@ def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SH
 
 
 class Acting:
-    """A learned policy without exploration: its most likely actions, or sampled ones, with each seed's own
-    numbers."""
+    """A learned policy without exploration. It takes the most likely actions, or samples them with each
+    network's own random numbers."""
 
     def __init__(
         self,
         policy: RecurrentPolicy,
-        envs: Sequence[int],
+        networks: Sequence[int],
         steps: int,
         *,
         root_seed: int,
         sample: bool = False,
         shuffled: bool = False,
     ) -> None:
-        """`shuffled` shows each env what its neighbour should see, all through the episode; its masks stay
-        its own."""
-        if shuffled and len(envs) < 2:
-            raise EsperError("observations of a single env cannot be shuffled; play two or more side by side")
-        self.policy, self.sample, self.shuffled, self._epoch = policy, sample, shuffled, 0
-        self._uniforms = action_uniforms(root_seed, 0, envs, steps)
+        """`shuffled` gives each network the observations of its neighbour throughout the episode; its masks
+        stay its own."""
+        if shuffled and len(networks) < 2:
+            raise EsperError("observations of a single network cannot be shuffled; play two or more together")
+        self.policy, self.sample, self.shuffled = policy, sample, shuffled
+        self._uniforms = action_uniforms(root_seed, 0, networks, steps)
+        self._epoch = 0
 
     def initial_hidden(self, num_envs: int) -> Hidden:
         return self.policy.initial_hidden(num_envs)
 
     def begin(self, num_envs: int) -> None:
+        if num_envs != len(self._uniforms):
+            raise EsperError(f"{num_envs} envs, this policy was made for {len(self._uniforms)}")
         self._epoch = 0
 
     def state(self) -> dict[str, Any]:
@@ -83,10 +86,10 @@ class Acting:
         *,
         deterministic: bool = False,
     ) -> PolicyStep:
-        shown = map_tensors(obs, lambda t: t.roll(1, 0)) if self.shuffled else obs
+        observed = map_tensors(obs, lambda t: t.roll(1, 0)) if self.shuffled else obs
         self._epoch += 1
         return self.policy.act(
-            shown,
+            observed,
             hidden,
             masks,
             deterministic=deterministic or not self.sample,
@@ -98,7 +101,7 @@ def simple_makers(task: TaskSpec, root_seed: int) -> dict[str, Maker]:
     """Policies that do not learn, by name."""
     thresholds = tuned_thresholds(task.name)
     return {
-        "static": lambda envs: AlwaysWait(),  # noqa: ARG005
-        "random": lambda envs: RandomValid(root_seed, envs),
-        "heuristic": lambda envs: Heuristic(thresholds, len(envs)),
+        "static": lambda networks: AlwaysWait(),  # noqa: ARG005
+        "random": lambda networks: RandomValid(root_seed, networks),
+        "heuristic": lambda networks: Heuristic(thresholds, len(networks)),
     }

@@ -1,11 +1,11 @@
-"""The best fixed schedule, found by successive halving within a budget of env-steps: what a policy that looks
-must beat.
+"""The best fixed schedule, by successive halving within a budget of env-steps: the reference that a policy with
+observations must beat.
 
-A schedule plants one to three seeds, each a blueprint in a slot, in successive epochs; not to grow is one
-more. Schedules are compared by what they gain over not growing on the same seeds, so that different schedules
-can meet different seeds. Where a task draws crippled blocks, every pattern of them counts by its probability,
-and each has a best schedule of its own. Winners can be refined: each meets its neighbours, which differ in
-one seed, all on the same networks."""
+A schedule plants one to three seeds, each a blueprint in a slot, in successive epochs; not to grow is one more
+schedule. Schedules are compared by their gain over not growing on the same networks, so that different schedules
+can be measured on different networks. If a task draws crippled blocks, every pattern of them counts by its
+probability, and each pattern has a best schedule of its own. Winners can be refined: each is compared with its
+neighbours, which differ in one seed, on the same networks."""
 
 from __future__ import annotations
 
@@ -22,43 +22,30 @@ from esper.leyline import EsperError, GerminationStyle, check_number, stream_see
 from esper.proof.episodes import play
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.evaluation import TRAINING
+from esper.simic.training.probe import patterns
 from esper.tamiyo import FixedSchedule, Planting
 from esper.tamiyo.schedules import Pattern, Schedule, ScheduleResult, Schedules, marks
 
 Track = Callable[[str, int], Callable[[int], None]]
-"""(what, its env-steps) → a function that hears of env-steps as they are done."""
+"""(name of a part of the work, its env-steps) → a function to call with the number of env-steps just done."""
 KEEP = 4
-"""One of so many schedules stays in after each rung."""
+"""After each rung, one of this many schedules stays."""
 REFINING = 1_000_000
-"""The first seed on which winners meet their neighbours."""
-
-
-def patterns(task: TaskSpec) -> dict[Pattern, float]:
-    """The patterns of crippled blocks that a task can draw, with their probabilities; none where it draws
-    none."""
-    if task.conditions is None or not task.conditions.cripple_probability:
-        return {}
-    chance = task.conditions.cripple_probability
-    blocks = len(draw_condition(task, TRAINING, 0, 0).crippled)
-    found = {
-        pattern: math.prod(chance if mark else 1 - chance for mark in pattern)
-        for pattern in product((False, True), repeat=blocks)
-    }
-    return {pattern: probability for pattern, probability in found.items() if probability}
+"""Number of the first network on which winners are refined."""
 
 
 def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
-    """Not to grow, and `size` different schedules: half of them start at once, the others any time until it
-    is too late."""
+    """Not to grow, and `size` different schedules. Half of them start in the first epoch, the others at any
+    epoch that leaves time for a seed to become permanent."""
     rng = np.random.default_rng(stream_seed(root_seed, "sampling"))
     needs = task.pacing.min_training_epochs + task.pacing.min_blending_epochs + 6
     latest = max(1, task.episode_length - needs)
-    found: dict[Schedule, None] = {(): None}
+    drawn: dict[Schedule, None] = {(): None}
     misses = 0
-    while len(found) <= size:
+    while len(drawn) <= size:
         if misses == 1000:
             raise EsperError(
-                f"task {task.name!r} has hardly more than {len(found)} schedules; {size} candidates are too many"
+                f"task {task.name!r} has hardly more than {len(drawn)} schedules; {size} candidates are too many"
             )
         seeds = int(rng.integers(1, min(3, len(task.slots)) + 1))
         start = 1 if rng.random() < 0.5 else int(rng.integers(1, latest + 1))
@@ -67,9 +54,11 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
             Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))])
             for i, slot in enumerate(slots)
         )
-        misses = misses + 1 if plan in found else 0
-        found[plan] = None
-    return sorted(found, key=lambda s: ([(p.slot, p.blueprint) for p in s], s[0].epoch if s else 0))
+        misses = misses + 1 if plan in drawn else 0
+        drawn[plan] = None
+    return sorted(
+        drawn, key=lambda plan: ([(p.slot, p.blueprint) for p in plan], plan[0].epoch if plan else 0)
+    )
 
 
 def search_schedules(
@@ -79,10 +68,11 @@ def search_schedules(
     candidates: int = 208,
     root_seed: int = TRAINING,
     population: int | None = None,
-    track: Track = lambda _what, _steps: lambda _: None,
+    track: Track = lambda _name, _steps: lambda _: None,
 ) -> Schedules:
-    """The best schedule within the budget. Where blocks are crippled, as many env-steps again, shared evenly,
-    for the best of each pattern, beginning with the quarter of all schedules that did best on it so far."""
+    """The best schedule within the budget. If blocks are crippled, the same number of env-steps again is divided
+    evenly among the patterns: the search for each starts with the quarter of all schedules that is best on it so
+    far."""
     for name, value in (("candidates", candidates), ("budget_env_steps", budget_env_steps)):
         check_number("search", name, value, low=1, integer=True)
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
@@ -90,14 +80,15 @@ def search_schedules(
     least = max(search.least(len(plans)), len(chances) * search.least(quarter))
     if budget_env_steps < least:
         raise EsperError(
-            f"search: {budget_env_steps} env-steps are too few for {len(plans)} schedules of {task.episode_length} "
-            f"epochs; allowed: {least} or more"
+            f"search: {budget_env_steps} env-steps are too few for {len(plans)} schedules of "
+            f"{task.episode_length} epochs; allowed: {least} or more"
         )
     share = budget_env_steps // max(len(chances), 1)
-    best, by_pattern = search.halve(plans, budget_env_steps, chances, track("search", budget_env_steps)), {}
+    best = search.halve(plans, budget_env_steps, chances, track("search", budget_env_steps))
+    by_pattern = {}
     for pattern in chances:
         alone = {pattern: 1.0}
-        first = sorted(plans, key=lambda plan, alone=alone: -search.gain(plan, alone))[:quarter]  # type: ignore[misc]
+        first = search.ranked(plans, alone)[:quarter]
         by_pattern[pattern] = search.halve(first, share, alone, track(f"search {marks(pattern)}", share))
     return Schedules(
         task=task.name, root_seed=root_seed, candidates=len(plans), best=best, by_pattern=by_pattern
@@ -105,81 +96,84 @@ def search_schedules(
 
 
 def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
-    """Schedules with one seed less, one seed more (up to three), one seed elsewhere or of another kind, or
-    all seeds blended in another way."""
-    start, seeds = min((p.epoch for p in plan), default=1), {p.slot: p.blueprint for p in plan}
+    """Schedules with one seed less, one seed more (up to three), one seed in another slot or of another
+    blueprint, or all seeds in another style."""
+    start = min((p.epoch for p in plan), default=1)
     style = plan[0].style if plan else GerminationStyle.SIGMOID_ADD
-    fewer = [{slot: kind for slot, kind in seeds.items() if slot != gone} for gone in seeds]
+    seeds = {p.slot: p.blueprint for p in plan}
+    fewer = [{slot: kind for slot, kind in seeds.items() if slot != removed} for removed in seeds]
+    extendable = [*fewer, seeds] if len(seeds) < 3 else fewer
     others = [
-        rest | {slot: kind}
-        for rest in [*fewer, *[seeds] * (len(seeds) < 3)]
-        for slot in range(len(task.slots))
+        rest | {slot: blueprint}
+        for rest in extendable
+        for slot, blueprint in product(range(len(task.slots)), task.blueprints)
         if slot not in rest
-        for kind in task.blueprints
     ]
-    found = [
+    near = [
         tuple(Planting(start + i, slot, kind, style) for i, (slot, kind) in enumerate(sorted(one.items())))
         for one in (*fewer, *others)
     ]
-    found += [tuple(replace(p, style=way) for p in plan) for way in GerminationStyle]
-    return [one for one in dict.fromkeys(found) if one != plan]
+    near += [tuple(replace(p, style=other) for p in plan) for other in GerminationStyle]
+    return [one for one in dict.fromkeys(near) if one != plan]
 
 
 def refine_schedules(
     task: TaskSpec,
-    found: Schedules,
+    schedules: Schedules,
     *,
     population: int | None = None,
-    track: Track = lambda _what, _steps: lambda _: None,
+    track: Track = lambda _name, _steps: lambda _: None,
 ) -> Schedules:
-    """The same with the best of each winner and its neighbours: all meet the same seeds, half a population of
-    them, and the winner and the best quarter a whole one. A neighbour takes the winner's place if it gains
-    more than the winner did here and in the search, by two standard errors of their difference here, for it
-    is the best of many. What that took is added to what the search had taken."""
+    """Compare each winner with its neighbours: all are measured on the same networks, half a population of them,
+    then the winner and the best quarter on a whole population. A neighbour replaces the winner if it gains more
+    than the winner did here and in the search, by two standard errors of their difference here, because it is
+    the best of many. The env-steps are added to those of the search."""
 
-    def refine(one: ScheduleResult, chances: Mapping[Pattern, float], what: str) -> ScheduleResult:
-        search, plans = (
-            _Search(task, found.root_seed, population or task.population),
-            neighbours(task, one.schedule),
-        )
-        fresh, quarter, used = search.seeds(chances, REFINING), -(-len(plans) // KEEP), one.env_steps
-        advance = track(
-            what, (len({*plans, one.schedule, ()}) + 2 * quarter + 4) * search.size * task.episode_length // 2
-        )
+    def refine(winner: ScheduleResult, chances: Mapping[Pattern, float], name: str) -> ScheduleResult:
+        search = _Search(task, schedules.root_seed, population or task.population)
+        plans = neighbours(task, winner.schedule)
+        fresh, quarter, used = search.networks(chances, REFINING), -(-len(plans) // KEEP), winner.env_steps
+        halves = len({*plans, winner.schedule, ()}) + 2 * quarter + 4
+        advance = track(name, halves * search.size * task.episode_length // 2)
         for size in (max(2, search.size // 2), max(4, search.size)):
-            met = list(islice(fresh, size))
-            used += sum(
-                search.meet(dict.fromkeys(met, plan), advance)
-                for plan in dict.fromkeys([one.schedule, *plans, ()])
-            )
-            plans = sorted(plans, key=lambda plan: -search.gain(plan, chances))[:quarter]
-        gaps = [value - search.values[one.schedule][seed] for seed, value in search.values[plans[0]].items()]
-        share = one.networks / (one.networks + len(gaps))
-        gained = share * one.gain + (1 - share) * search.gain(one.schedule, chances)
+            networks = list(islice(fresh, size))
+            for plan in dict.fromkeys([winner.schedule, *plans, ()]):
+                used += search.measure(dict.fromkeys(networks, plan), advance)
+            plans = search.ranked(plans, chances)[:quarter]
+        ours, theirs = search.values[winner.schedule], search.values[plans[0]]
+        gaps = [value - ours[network] for network, value in theirs.items()]
+        share = winner.networks / (winner.networks + len(gaps))
+        gained = share * winner.gain + (1 - share) * search.gain(winner.schedule, chances)
         better = search.gain(plans[0], chances) - gained > 2 * stdev(gaps) / math.sqrt(len(gaps))
-        return replace(search.found(plans[0] if better else one.schedule, chances), env_steps=used)
+        return replace(search.result(plans[0] if better else winner.schedule, chances), env_steps=used)
 
     return replace(
-        found,
-        best=refine(found.best, patterns(task), "refine"),
+        schedules,
+        best=refine(schedules.best, patterns(task), "refine"),
         by_pattern={
-            pattern: refine(one, {pattern: 1.0}, f"refine {marks(pattern)}")
-            for pattern, one in found.by_pattern.items()
+            pattern: refine(result, {pattern: 1.0}, f"refine {marks(pattern)}")
+            for pattern, result in schedules.by_pattern.items()
         },
     )
 
 
 class _Search:
-    """What is known of each plan on each seed, and how to know more."""
+    """J of each schedule on each network that it was measured on, and how to measure more.
+
+    `chances` are the patterns that count, with their weights; empty if the task draws none."""
 
     def __init__(self, task: TaskSpec, root_seed: int, size: int) -> None:
         self.task, self.root_seed, self.size = task, root_seed, size
         self.values: dict[Schedule, dict[int, float]] = {(): {}}
-        self.pattern = cache(lambda seed: draw_condition(task, root_seed, 0, seed).crippled)
+        self.pattern = cache(lambda network: draw_condition(task, root_seed, 0, network).crippled)
 
     def least(self, plans: int) -> int:
-        """Env-steps without which not every plan meets a seed."""
+        """Smallest budget with which every schedule is measured on at least one network."""
         return _rungs(plans) * self.task.episode_length * (plans + self.size)
+
+    def ranked(self, plans: Sequence[Schedule], chances: Mapping[Pattern, float]) -> list[Schedule]:
+        """Best first; ties keep their order."""
+        return sorted(plans, key=lambda plan: -self.gain(plan, chances))
 
     def halve(
         self,
@@ -188,34 +182,30 @@ class _Search:
         chances: Mapping[Pattern, float],
         advance: Callable[[int], None],
     ) -> ScheduleResult:
-        """In each rung the plans that are left meet more seeds, and a quarter of them stay."""
-        rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self.seeds(chances)
+        """In each rung the remaining schedules are measured on more networks, and the best quarter stays."""
+        rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self.networks(chances)
         for rung in range(rungs):
-            per_rung = (budget - used) // (rungs - rung) // self.task.episode_length  # episodes
-            # Each plan meets `each` seeds; not growing meets all of the rung's, for the others are measured
-            # against it.
-            many = per_rung >= self.size * (len(alive) + 1)
-            each = per_rung // (len(alive) + 1) if many else (per_rung - self.size) // len(alive)
-            side_by_side = max(1, self.size // each)
-            met = list(islice(fresh, each * side_by_side))
-            for at in range(0, len(alive), side_by_side):
-                used += self.meet(
-                    {
-                        seed: plan
-                        for i, plan in enumerate(alive[at : at + side_by_side])
-                        if plan
-                        for seed in met[each * i : each * (i + 1)]
-                    },
-                    advance,
-                )
-            used += self.meet(dict.fromkeys(met, ()), advance)
-            best = sorted(alive, key=lambda plan: -self.gain(plan, chances))
-            alive = sorted(best[: 1 if rung == rungs - 1 else -(-len(alive) // KEEP)], key=plans.index)
-        return replace(self.found(alive[0], chances), env_steps=used)
+            episodes = (budget - used) // (rungs - rung) // self.task.episode_length
+            # Each schedule is measured on `each` networks. Not growing is measured on all networks of the rung,
+            # because the others are compared with it.
+            if episodes >= self.size * (len(alive) + 1):
+                each = episodes // (len(alive) + 1)
+            else:
+                each = (episodes - self.size) // len(alive)
+            together = max(1, self.size // each)
+            networks = list(islice(fresh, each * together))
+            for at in range(0, len(alive), together):
+                used += self.measure(_assign(alive[at : at + together], networks, each), advance)
+            used += self.measure(dict.fromkeys(networks, ()), advance)
+            kept = 1 if rung == rungs - 1 else -(-len(alive) // KEEP)
+            alive = sorted(self.ranked(alive, chances)[:kept], key=plans.index)
+        return replace(self.result(alive[0], chances), env_steps=used)
 
-    def found(self, plan: Schedule, chances: Mapping[Pattern, float]) -> ScheduleResult:
+    def result(self, plan: Schedule, chances: Mapping[Pattern, float]) -> ScheduleResult:
         known = [
-            value for seed, value in self.values[plan].items() if not chances or self.pattern(seed) in chances
+            value
+            for network, value in self.values[plan].items()
+            if not chances or self.pattern(network) in chances
         ]
         return ScheduleResult(
             schedule=plan,
@@ -225,43 +215,52 @@ class _Search:
             env_steps=0,
         )
 
-    def meet(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
-        """Let each seed follow its plan, note its J, and return the env-steps that it took."""
+    def measure(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
+        """Let each network follow its schedule, store its J, and return the number of env-steps."""
         for played in play(
             self.task,
-            lambda envs: FixedSchedule([plan_of[env] for env in envs]),
+            lambda networks: FixedSchedule([plan_of[network] for network in networks]),
             root_seed=self.root_seed,
-            seeds=list(plan_of),
+            networks=list(plan_of),
             population=self.size,
             advance=advance,
         ):
-            self.values.setdefault(plan_of[played.seed], {})[played.seed] = played.outcome.objective
+            self.values.setdefault(plan_of[played.network], {})[played.network] = played.outcome.objective
         return len(plan_of) * self.task.episode_length
 
     def gain(self, plan: Schedule, chances: Mapping[Pattern, float]) -> float:
-        """Mean gain over not growing; where patterns are drawn, the mean of each by its probability. −∞ if
-        nothing is known."""
+        """Mean gain over not growing. If patterns are drawn, the means of the patterns are weighted by their
+        probability. −∞ if the schedule was not measured."""
         gains: dict[Pattern, list[float]] = {}
-        for seed, value in self.values.get(plan, {}).items():
-            gains.setdefault(self.pattern(seed) if chances else (), []).append(value - self.values[()][seed])
-        weight = (
-            {pattern: chances[pattern] for pattern in gains if pattern in chances}
-            if chances
-            else dict.fromkeys(gains, 1.0)
-        )
-        return (
-            sum(weight[p] * fmean(gains[p]) for p in weight) / sum(weight.values()) if weight else -math.inf
-        )
+        for network, value in self.values.get(plan, {}).items():
+            pattern = self.pattern(network) if chances else ()
+            gains.setdefault(pattern, []).append(value - self.values[()][network])
+        weights = chances or {(): 1.0}
+        measured = [pattern for pattern in gains if pattern in weights]
+        if not measured:
+            return -math.inf
+        total = sum(weights[pattern] * fmean(gains[pattern]) for pattern in measured)
+        return total / sum(weights[pattern] for pattern in measured)
 
-    def seeds(self, chances: Mapping[Pattern, float], first: int = 0) -> Iterator[int]:
-        """Seeds that nothing has met, without end; where patterns are drawn, one of each in turn."""
+    def networks(self, chances: Mapping[Pattern, float], first: int = 0) -> Iterator[int]:
+        """Numbers of networks that no schedule was measured on, without end; if patterns are drawn, one of each
+        in turn."""
         first = max(first, 1 + max(self.values[()], default=-1))
         if not chances:
             return count(first)
         return chain.from_iterable(zip(*(self._with(pattern, first) for pattern in chances), strict=True))
 
     def _with(self, pattern: Pattern, first: int) -> Iterator[int]:
-        return (seed for seed in count(first) if self.pattern(seed) == pattern)
+        return (network for network in count(first) if self.pattern(network) == pattern)
+
+
+def _assign(plans: Sequence[Schedule], networks: Sequence[int], each: int) -> dict[int, Schedule]:
+    """`each` networks for every schedule in turn; not growing gets none, because it runs on all of them."""
+    plan_of = {}
+    for i, plan in enumerate(plans):
+        if plan:
+            plan_of.update(dict.fromkeys(networks[each * i : each * (i + 1)], plan))
+    return plan_of
 
 
 def _rungs(plans: int) -> int:

@@ -1,12 +1,14 @@
-"""Tasks: a host, its slots, its data and its rules, under one name; and the conditions that an episode may
+"""Tasks: a host, its slots, its data and its rules under one name; and the conditions that an episode may
 draw.
 
-A task fixes everything that a policy is judged by before any policy is trained. It is data: it never runs a
-training loop."""
+A task fixes everything that a policy is judged by before any policy is trained. It never runs a training
+loop."""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,24 +33,38 @@ from esper.leyline import (
     SlotConfig,
     Topology,
 )
-from esper.leyline.errors import BlueprintError, EsperError, SlotIdError, allowed, check_number
+from esper.leyline.errors import (
+    BlueprintError,
+    EsperError,
+    SlotIdError,
+    allowed,
+    check_number,
+    unknown_name,
+)
 from esper.leyline.rng import stream_seed
-from esper.runtime.data.datasets import SYNTHETIC, dataset_names
+from esper.runtime.data.datasets import Dataset, DatasetFacts, dataset_facts
 
-FINAL_LR_SHARE = 0.1  # where a decaying learning rate ends, as a share of where it began
+FINAL_LR_SHARE = 0.1
+"""A decaying learning rate ends at this share of its first value."""
+SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
+"""Fields that `name:field=number` may change, beside the sizes of the host."""
+MAX_SIZE = 10**9
+MAX_DEPTH = 100
+"""Limits of the numbers in `name:field=number`. Depth counts modules that are built one by one."""
+_DEPTHS = ("blocks", "layers", "segments", "pools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionSpace:
-    """What an episode may draw, each value with the same probability: the right action then depends on what
-    is observed."""
+    """Conditions that an episode may draw, each value with the same probability. The best action then depends
+    on what is observed."""
 
     cripple_probability: float
-    """Chance of each block of a CNN host to keep only the centre tap of its kernels."""
+    """Probability that a block of a CNN host keeps only the centre tap of its kernels."""
     train_sizes: tuple[int | None, ...] = (None,)
-    """Training images; None: all."""
+    """Numbers of training samples; None: all."""
     label_noises: tuple[float, ...] = (0.0,)
-    """Share of training images with a wrong label."""
+    """Shares of training samples with a wrong label."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates of the host; empty: the optimizer's own."""
 
@@ -69,14 +85,14 @@ class ConditionSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What one network of one episode has to live with."""
+    """The drawn conditions of one network in one episode."""
 
     crippled: tuple[bool, ...]
-    """A mark for each block of a CNN host; empty for other hosts."""
+    """Whether each block of a CNN host keeps only its centre taps; empty for other hosts."""
     train_size: int | None
     label_noise: float
     learning_rate: float
-    """Of the host; seeds keep their ratio to it."""
+    """Learning rate of the host; that of seeds keeps its ratio to it."""
 
 
 _KINDS: dict[str, Any] = {
@@ -97,37 +113,40 @@ _KINDS: dict[str, Any] = {
 
 @cache
 def _outline(host: tuple[tuple[str, Any], ...]) -> Host:
-    with torch.device("meta"):
-        return build_host(dict(host))
+    try:
+        with torch.device("meta"):
+            return build_host(dict(host))
+    except (RuntimeError, OverflowError, ZeroDivisionError) as error:
+        raise EsperError(f"host {dict(host)} cannot be built: {str(error).splitlines()[0]}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One world to grow in. Checked as a whole when it is made."""
+    """One task. Everything is checked when it is created."""
 
     name: str
     host: Mapping[str, Any]
-    """What `kasmina.build_host` takes, without the population."""
+    """Arguments of `kasmina.build_host` without the population."""
     slots: tuple[str, ...]
     """Slots in which seeds may grow, in row-major order."""
     dataset: str
-    """Name for `runtime.data.load_dataset`."""
+    """Name of a built-in or registered dataset."""
     batch_size: int
     steps_per_epoch: int
     val_size: int
-    """Validation images, or windows of text."""
+    """Number of validation samples: images, vectors, or windows of text."""
     episode_length: int
-    """Epochs of one episode, each followed by one decision."""
+    """Number of epochs of one episode, each followed by one decision."""
     population: int
-    """Networks side by side in one population: 1 or a multiple of 8."""
+    """Number of networks that are trained as one batched module: 1 or a multiple of 8."""
     optimizer: OptimizerConfig
     lr_decay: bool
-    """Learning rates fall to a tenth over the episode, along a cosine."""
+    """Whether learning rates fall to a tenth over the episode, along a cosine."""
     pacing: Pacing
     gates: GateConfig
     objective: ObjectiveConfig
     blueprints: tuple[str, ...]
-    """What may be germinated here."""
+    """Blueprints that may be germinated."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
 
@@ -135,9 +154,8 @@ class TaskSpec:
         try:
             self._check()
         except (ValueError, TypeError) as error:
-            raise (type(error) if isinstance(error, EsperError) else EsperError)(
-                f"task {self.name!r}: {error}"
-            ) from None
+            kind = type(error) if isinstance(error, EsperError) else EsperError
+            raise kind(f"task {self.name!r}: {error}") from None
 
     def _check(self) -> None:
         for field, kind in _KINDS.items():
@@ -147,12 +165,16 @@ class TaskSpec:
                 )
         if not self.name or self.name != self.name.strip().lower():
             raise EsperError(f"name is {self.name!r}, must be lower case and not empty")
-        if self.dataset not in dataset_names() and not SYNTHETIC.fullmatch(self.dataset):
-            raise EsperError(f"dataset {self.dataset!r} is unknown; {allowed(dataset_names())}")
+        facts = dataset_facts(self.dataset)
         for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population"):
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)
         host = self.outline
+        kernel = host.spec().get("kernel", 1)
+        if kernel % 2 == 0:
+            raise EsperError(f"host: kernel is {kernel}, must be odd")
+        if facts is not None:
+            self._check_fit(facts)
         channels = {spec.slot_id: spec.channels for spec in host.injection_specs()}
         for slot_id in SlotConfig(self.slots).slot_ids:
             if slot_id not in channels:
@@ -171,18 +193,76 @@ class TaskSpec:
                 build_blueprint(host.topology, blueprint, 1, channels[slot_id])
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
-        if (
-            self.conditions is not None
-            and self.conditions.cripple_probability > 0
-            and host.spec().get("kernel", 1) == 1
-        ):
+        if self.conditions is not None and self.conditions.cripple_probability > 0 and kernel == 1:
             raise EsperError(
                 "conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap"
             )
 
+    def check_data(self, data: Dataset) -> None:
+        """Raise unless the host can be trained on this dataset."""
+        self._check_fit(DatasetFacts(data.kind, tuple(data.train_x.shape[1:]), data.num_classes))
+        if data.vocab and data.num_classes != self.num_classes:
+            raise EsperError(
+                f"task {self.name!r}: dataset {data.name} has a vocabulary of {data.num_classes} characters, "
+                f"the host has {self.num_classes}; they must be equal"
+            )
+
+    def _check_fit(self, facts: DatasetFacts) -> None:
+        spec, topology = self.outline.spec(), self.topology
+        kind = _DATA_KINDS[topology]
+        if facts.kind != kind:
+            raise EsperError(
+                f"dataset {self.dataset} holds {facts.kind} data, a host of topology {topology} needs "
+                f"{kind} data"
+            )
+        shape: tuple[int, ...] = ()
+        if kind == "image":
+            shape = (spec["channels"], spec["size"], spec["size"])
+        elif kind == "vector":
+            shape = (spec["inputs"],)
+        if facts.shape != shape:
+            raise EsperError(
+                f"samples of dataset {self.dataset} have shape {facts.shape}, the host takes {shape}"
+            )
+        if facts.classes > self.num_classes:
+            raise EsperError(
+                f"dataset {self.dataset} has {facts.classes} classes, the host has {self.num_classes}; "
+                f"allowed: {facts.classes} or more"
+            )
+
+    @property
+    def memory(self) -> int:
+        """Estimate of the bytes that one population needs in training: weights, gradients and optimizer
+        state, activations of one batch, and the sample indices of one epoch."""
+        spec, numbers = self.outline.spec(), 0
+        if self.topology == "cnn":
+            side = spec["size"]
+            for block in range(spec["blocks"]):
+                numbers += (spec["base"] << block) * side * side
+                if block < spec["pools"]:
+                    side //= 2
+        elif self.topology == "transformer":
+            numbers = spec["context"] * (spec["features"] * spec["layers"] * 12 + spec["vocabulary"])
+        else:
+            numbers = spec["inputs"] + spec["features"] * spec["layers"]
+        weights = 4 * self.host_params
+        activations = 3 * self.batch_size * numbers
+        indices = 6 * self.batch_size * self.steps_per_epoch + 16 * self.episode_length
+        return 4 * self.population * (weights + activations + indices)
+
+    def check_memory(self) -> None:
+        """Raise if one population needs more memory than this machine has."""
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if self.memory > available:
+            raise EsperError(
+                f"task {self.name!r}: a population of {self.population} needs about "
+                f"{self.memory / 2**30:,.1f} GiB of memory, this machine has {available / 2**30:,.1f} GiB; "
+                "choose smaller sizes"
+            )
+
     @property
     def outline(self) -> Host:
-        """The host without memory for its weights; shared, only to be read."""
+        """The host on the meta device, without memory for its weights. It is shared: do not change it."""
         return _outline(tuple(sorted(self.host.items())))
 
     @property
@@ -191,17 +271,17 @@ class TaskSpec:
 
     @property
     def num_classes(self) -> int:
-        """Classes, or size of the vocabulary."""
+        """Number of classes, or size of the vocabulary."""
         return int(self.outline.spec().get("vocabulary") or self.outline.spec()["classes"])
 
     @property
     def chance_loss(self) -> float:
-        """Cross-entropy of guessing: what a collapsed network falls back to."""
+        """Cross-entropy of guessing, the loss of a collapsed network."""
         return math.log(self.num_classes)
 
     @property
     def block(self) -> int:
-        """Tokens per window of text; 0 for other data. What `validation_split` takes."""
+        """Tokens per window of text, 0 for other data: the argument of `validation_split`."""
         return int(self.outline.spec().get("context", 0))
 
     @property
@@ -209,7 +289,7 @@ class TaskSpec:
         return sum(p.numel() for p in self.outline.parameters())
 
     def lr_factor(self, epoch: int) -> float:
-        """Share of each row's learning rates in this epoch (1 … episode_length)."""
+        """Factor of each row's learning rates in this epoch (1 … episode_length)."""
         if not self.lr_decay or self.episode_length == 1:
             return 1.0
         progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
@@ -223,7 +303,7 @@ class TaskSpec:
             gates=self.gates,
             pacing=self.pacing,
             incubation=self.incubation,
-            seeds=seeds,
+            random_seeds=seeds,
         )
 
     def build_optimizer(self, model: MorphogeneticModel) -> PopulationOptimizer:
@@ -239,17 +319,17 @@ class TaskSpec:
         episode: int,
         env: int,
     ) -> None:
-        """Give a fresh row what its episode has drawn for it."""
+        """Apply the conditions that its episode has drawn to a fresh row."""
         apply_condition(model, optimizer, row, draw_condition(self, root_seed, episode, env))
 
     def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
-        """The drawn conditions of these envs as the batch iterator's `begin_episode` takes them."""
+        """The drawn conditions of these envs as arguments of the batch iterator's `begin_episode`."""
         drawn = [draw_condition(self, root_seed, episode, env) for env in envs]
         return {"train_size": [c.train_size for c in drawn], "label_noise": [c.label_noise for c in drawn]}
 
 
 def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Condition:
-    """What this env meets in this episode; the unconditional world where the task draws nothing."""
+    """The conditions of this env in this episode; the plain ones where the task draws nothing."""
     blocks = len(task.outline.blocks) if isinstance(task.outline, CNNHost) else 0
     space = task.conditions
     if space is None:
@@ -273,8 +353,8 @@ def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Co
 def apply_condition(
     model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition
 ) -> None:
-    """Give one row its kernels and learning rates; call it after `reset_row`. Data is the batch iterator's
-    part."""
+    """Set the kernels and learning rates of one row. Call it after `reset_row`. The batch iterator applies
+    the conditions of the data."""
     model.check_row(row)
     if isinstance(model.host, CNNHost):
         model.host.set_centre_tap(row, condition.crippled)
@@ -291,7 +371,11 @@ TASKS: dict[str, TaskSpec] = {}
 
 
 def register_task(spec: TaskSpec) -> TaskSpec:
-    """Make a task known by its name."""
+    """Make a task available by its name."""
+    if not isinstance(spec, TaskSpec):
+        raise EsperError(f"register_task takes a TaskSpec, not {type(spec).__name__}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", spec.name):
+        raise EsperError(f"task name {spec.name!r}; allowed: lower-case letters, digits and _")
     if spec.name in TASKS:
         raise EsperError(f"task {spec.name!r} is already registered; choose another name")
     TASKS[spec.name] = spec
@@ -303,10 +387,39 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task_spec(name: str) -> TaskSpec:
-    """A task by name, in any case."""
-    if name.lower() not in TASKS:
-        raise EsperError(f"task {name!r} is unknown; {allowed(task_names())}")
-    return TASKS[name.lower()]
+    """A task by name, in any case; or with other sizes of task or host, as in
+    `digits_shift:base=8,episode_length=12`."""
+    return parse_task(name)
+
+
+def parse_task(text: str) -> TaskSpec:
+    """The task that `name` or `name:field=number,…` describes."""
+    name, _, changes = text.lower().partition(":")
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    task = TASKS[name]
+    if not changes:
+        return task
+    host_sizes = [key for key, value in task.outline.spec().items() if isinstance(value, int)]
+    sizes: dict[str, Any] = {}
+    host = dict(task.host)
+    for change in changes.split(","):
+        key, _, value = change.partition("=")
+        if key not in (*SIZES, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
+            raise EsperError(
+                f"task {text!r}: {change!r} is not field=number for one of its sizes; "
+                + allowed((*SIZES, *host_sizes))
+            )
+        most = MAX_DEPTH if key in _DEPTHS else MAX_SIZE
+        if len(value) > 12 or int(value) > most:
+            raise EsperError(f"task {name}: {key} is {value[:24]}; allowed: at most {most:,}")
+        if key in SIZES:
+            sizes[key] = int(value)
+        else:
+            host[key] = int(value)
+    changed = replace(task, name=text.lower(), host=host, **sizes)
+    changed.check_memory()
+    return changed
 
 
 def _slots(blocks: int, rows: int) -> tuple[str, ...]:
@@ -317,8 +430,10 @@ def _variant(base: TaskSpec, name: str, *, host: Mapping[str, Any] | None = None
     return replace(base, name=name, host={**base.host, **(host or {})}, **changes)
 
 
-# Embedded: an episode of 16 networks takes seconds. Prices and hosts were chosen with
-# benchmarks/decision_value.py.
+_DATA_KINDS = {"cnn": "image", "mlp": "vector", "transformer": "text"}
+
+# The digits are part of the package: an episode of 16 networks takes seconds. Prices and hosts were chosen
+# with benchmarks/decision_value.py.
 _DIGITS = TaskSpec(
     name="digits_baseline",
     host={"kind": "cnn", "blocks": 2, "base": 3, "channels": 1, "size": 8},
@@ -423,6 +538,14 @@ for _spec in (
             label_noises=(0.0, 0.2),
             learning_rates=(0.01, 0.03),
         ),
+    ),
+    replace(
+        _DIGITS,
+        name="digits_mlp",
+        host={"kind": "mlp", "inputs": 64, "features": 6, "layers": 2},
+        slots=_slots(2, 1),
+        dataset="digits_flat",
+        blueprints=("mlp_small", "mlp", "lora", "norm"),
     ),
     _FASHION,
     _variant(_FASHION, "fashion_impaired", host={"base": 2, "kernel": 1}),

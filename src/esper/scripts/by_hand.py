@@ -43,7 +43,7 @@ def by_hand() -> None:
         CNNHost(ROWS, base=4, kernel=1, channels=1, size=8),
         gates=GateConfig(permissive=True),
         pacing=Pacing(min_training_epochs=TRAINING),
-        seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)],
+        random_seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)],
     )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
     for epoch in track(range(EPOCHS), "growing", console=console):

@@ -18,16 +18,15 @@ from esper.leyline.errors import EsperError
 from esper.scripts.cli import fail, import_modules, printable
 from esper.simic.training.config import (
     LEAVES,
-    PRESETS,
+    SECTIONS,
     TrainingConfig,
     choices,
-    kinds,
     near,
     optional,
-    resolve,
     shorten,
     unknown_word,
 )
+from esper.simic.training.presets import PRESETS, resolve
 
 SHORT_HELP = frozenset(
     {
@@ -123,9 +122,7 @@ def _refuse_values_of_switches(arguments: Sequence[str]) -> None:
         flag, equals, value = word.partition("=")
         if equals and flag.replace("_", "-") in switches:
             off = f"--no-{flag.removeprefix('--').replace('.', '-')}"
-            raise EsperError(
-                f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, --no-{flag[2:]}"
-            )
+            raise EsperError(f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, {off}")
 
 
 def _flags(*, short: bool) -> ConstructorRegistry:
@@ -134,7 +131,7 @@ def _flags(*, short: bool) -> ConstructorRegistry:
     tyro would convert and check by itself. But presets and files must be merged with the flags that were
     given, before anything is checked, and by the decoder that reads them all."""
     registry = ConstructorRegistry()
-    prefixes = {TrainingConfig: "", **_prefixes(TrainingConfig, "")}
+    prefixes = {TrainingConfig: "", **{kind: f"{path}." for path, kind in SECTIONS.items()}}
     looking_up = False
 
     @registry.struct_rule
@@ -158,14 +155,6 @@ def _flags(*, short: bool) -> ConstructorRegistry:
         return StructConstructorSpec(instantiate=dict, fields=tuple(fields))
 
     return registry
-
-
-def _prefixes(section: Any, prefix: str) -> dict[Any, str]:
-    prefixes: dict[Any, str] = {}
-    for name, kind in kinds(section).items():
-        if is_dataclass(kind):
-            prefixes |= {kind: f"{prefix}{name}.", **_prefixes(kind, f"{prefix}{name}.")}
-    return prefixes
 
 
 def _flag_type(path: str, declared: Any, default: Any) -> Any:
@@ -265,7 +254,8 @@ show: every setting with its origin; presets, tasks: what there is to choose fro
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = import_modules(sys.argv[1:] if arguments is None else arguments)
-        if given and given[0] in ("-h", "--help"):
+        asks_for_help = not {"-h", "--help"}.isdisjoint(given)
+        if asks_for_help and given[0] != "show":  # `show` takes the flags of `esper train`, and their help
             print(USAGE)
             return 0
         if not given:

@@ -1,5 +1,4 @@
-"""`esper demo`: train a policy, prove it against its rivals, and say what to do next; what `make run`
-does."""
+"""`esper demo`: train a policy, compare it with its rivals, and print the next commands. `make run` runs it."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from pathlib import Path
 
 from esper.scripts import prove, train
 
-PRESET, TASK, SEEDS, PROBE_SEEDS = "quickstart", "digits_shift", 24, 128
+PRESET, TASK, NETWORKS, PROBE_NETWORKS = "quickstart", "digits_shift", 24, 128
 
 
 def fresh_directory() -> Path:
-    """The first of runs/demo-1, runs/demo-2, … that is not there yet."""
+    """The first of runs/demo-1, runs/demo-2, … that does not exist yet."""
     return next(path for n in count(1) if not (path := Path("runs") / f"demo-{n}").exists())
 
 
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"1. train a policy on {TASK} (preset {PRESET}), recorded in {run}", flush=True)
     if failed := train.main(["ppo", "--preset", PRESET, "--telemetry-dir", str(run)]):
         return failed
-    print(f"\n2. prove it on {SEEDS} networks that it has never seen", flush=True)
+    print(f"\n2. prove it on {NETWORKS} networks that it was not trained on", flush=True)
     proof = run / "proof"
     if failed := prove.main(
         [
@@ -36,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             TASK,
             "--policy",
             str(run),
-            "--seeds",
-            str(SEEDS),
-            "--probe-seeds",
-            str(PROBE_SEEDS),
+            "--networks",
+            str(NETWORKS),
+            "--probe-networks",
+            str(PROBE_NETWORKS),
             "--out",
             str(proof),
         ]

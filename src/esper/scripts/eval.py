@@ -1,4 +1,4 @@
-"""`esper eval`: a grown network on the test split."""
+"""`esper eval`: evaluate a grown network on the test split."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ import torch
 import tyro
 
 from esper.proof.grown import evaluate
-from esper.scripts.karn import reader
+from esper.scripts.prove import task_command
 
 
 def eval(directory: Annotated[Path, tyro.conf.Positional]) -> None:  # noqa: A001
-    """Load a network that `esper grow` kept and test it.
+    """Load a network that `esper grow` has saved and evaluate it on the test split.
+    `--import MODULE` first imports a module that registers tasks or datasets; it can be repeated.
 
     Args:
-        directory: What was given to `esper grow` as --out.
+        directory: The --out directory of `esper grow`.
     """
     torch.set_num_threads(1)
     record, accuracy = evaluate(directory)
-    print(f"{record['task']}, grown by {record['policy']} from seed {record['root_seed']}")
+    print(
+        f"{record.task}, network {record.network} with random seed {record.root_seed}, grown by {record.policy}"
+    )
     print(f"test accuracy {accuracy:.2f} %")
 
 
-main = reader(eval)
+main = task_command(eval)
 
 if __name__ == "__main__":
     sys.exit(main())

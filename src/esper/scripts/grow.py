@@ -1,4 +1,4 @@
-"""`esper grow`: one network, grown by a policy while it trains."""
+"""`esper grow`: train one network and let a policy grow it."""
 
 from __future__ import annotations
 
@@ -8,46 +8,78 @@ from pathlib import Path
 import torch
 from rich.table import Table
 
-from esper.proof.episodes import parse_task
-from esper.proof.grown import PLAIN, RECORD, evaluate
+from esper.proof.episodes import Played
+from esper.proof.grown import PLAIN, RECORD, check_empty, evaluate, network_to_grow
 from esper.proof.grown import grow as grow_network
-from esper.scripts.karn import console, reader
-from esper.scripts.prove import bars, writable
+from esper.runtime.tasks import Condition, TaskSpec, parse_task
+from esper.scripts.karn import console
+from esper.scripts.prove import bars, task_command, writable
 
 
-def grow(task: str, policy: str, out: Path, seed: int = 0, sample: bool = False) -> None:
-    """Train one network and let a policy grow it; keep what it became.
+def grow(
+    task: str, policy: str, out: Path, network: int | None = None, seed: int = 0, sample: bool = False
+) -> None:
+    """Train one network, let a policy grow it, and save the result.
+    `--import MODULE` first imports a module that registers tasks or datasets; it can be repeated.
 
     Args:
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
-        policy: A policy that ships (by name) or a file with one, or heuristic, random, wait.
-        out: Where the network goes: structure.json, weights.safetensors, the plain module, and a record.
-        seed: Root of the run's random numbers.
+        policy: Name of a policy that ships, a policy file, a checkpoint or a run directory; or heuristic,
+            random, wait.
+        out: A new or empty directory for the network: structure.json, weights.safetensors, the plain module
+            and a record.
+        network: Number of the network. Its number and the random seed fix its weights, data and condition.
+            By default the first network with a crippled block, or 0 if the task cripples none.
+        seed: Random seed.
         sample: Sample the policy's actions instead of taking the most likely ones.
     """
     torch.set_num_threads(1)
     spec = parse_task(task)
+    number = network_to_grow(spec, seed) if network is None else network
+    writable(check_empty(out))
     with bars() as track:
         played = grow_network(
             spec,
             policy,
-            writable(out),
-            seed=seed,
+            out,
+            root_seed=seed,
+            network=number,
             sample=sample,
             advance=track("growing", spec.episode_length),
         )
-    table = Table("epoch", "decision", "slot", "blueprint", box=None)
-    for decision in played.decisions:
-        table.add_row(str(decision.epoch), decision.op.lower(), decision.slot, decision.blueprint or "")
-    console().print(table)
-    end = played.outcome
-    grown = ", ".join(f"{fossil.blueprint} in {fossil.slot}" for fossil in played.fossils) or "nothing"
-    print(f"grown: {grown}; {end.host_params:,} + {end.added_params:,} parameters, J {end.objective:.4f}")
+    _show(spec, played, seed)
     print(f"test accuracy {evaluate(out)[1]:.2f} %")
     print(f"in {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}; again: esper eval {out}")
 
 
-main = reader(grow)
+def _show(task: TaskSpec, played: Played, seed: int) -> None:
+    """Decisions and result; where nothing grew, a network to try instead."""
+    print(f"network {played.network} of {task.name}{_describe(played.condition)}")
+    if played.decisions:
+        table = Table("epoch", "decision", "slot", "blueprint", box=None)
+        for decision in played.decisions:
+            table.add_row(str(decision.epoch), decision.op.lower(), decision.slot, decision.blueprint or "")
+        console().print(table)
+    end = played.outcome
+    grown = ", ".join(f"{fossil.blueprint} in {fossil.slot}" for fossil in played.fossils) or "nothing"
+    print(f"grown: {grown}; {end.host_params:,} + {end.added_params:,} parameters, J {end.objective:.4f}")
+    other = network_to_grow(task, seed)
+    if not played.fossils and other != played.network:
+        print(f"the policy made no seed permanent in this network; --network {other} has a crippled block")
+
+
+def _describe(condition: Condition | None) -> str:
+    if condition is None:
+        return ""
+    crippled = [str(block) for block, mark in enumerate(condition.crippled) if mark]
+    images = "all" if condition.train_size is None else f"{condition.train_size:,}"
+    return (
+        f": crippled blocks {', '.join(crippled) or 'none'}, {images} training images, "
+        f"{condition.label_noise:.0%} label noise, learning rate {condition.learning_rate:g}"
+    )
+
+
+main = task_command(grow)
 
 if __name__ == "__main__":
     sys.exit(main())

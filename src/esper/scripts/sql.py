@@ -10,8 +10,8 @@ import orjson
 import tyro
 from rich.text import Text
 
+from esper._charts import number
 from esper._text import printable
-from esper.karn.charts import number
 from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, View
@@ -33,8 +33,7 @@ def sql(
     Args:
         run: A run directory, the name of a run under runs/, or "latest".
         query: For example "SELECT round_idx, avg_objective FROM rounds".
-        output: Format of the answer. Control characters in text are shown as escapes; json keeps the exact
-            text.
+        output: Format of the answer; only json keeps control characters in text.
     """
     views = open_run(run)
     if query is None:

@@ -198,7 +198,9 @@ def show_comparison(result: ABResult) -> None:
         table.add_row(mode, str(figure))
     for (one, other), figure in result.differences.items():
         table.add_row(f"{one} − {other}", str(figure))
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    console.print(table)
+    console.print(result.covers, highlight=False)
 
 
 def run(config: TrainingConfig, arguments: Sequence[str]) -> int:

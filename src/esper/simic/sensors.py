@@ -171,11 +171,11 @@ def _measure(
 
 
 def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """At one slot: the norm of the gradient [P], and that of each tap of the zero layer's gradient per
+    """At one slot: the norm of the gradient [P], and the norm of each tap of the zero layer's gradient per
     channel [P, taps].
 
-    The zero layer itself is never run: its output is 0, and its weight's gradient needs only what goes in and
-    what comes back."""
+    The zero layer itself is never run: its output is 0, and the gradient of its weight needs only its input
+    and the gradient of its output."""
     rows = model.population
     if model.layout.image:
         channels = features.shape[1] // rows
@@ -196,16 +196,15 @@ def _precise(x: Tensor) -> Tensor:
 
 
 def _by_channel(model: MorphogeneticModel, x: Tensor) -> Tensor:
-    """[P, C, everything else], a row's numbers side by side in memory: then sums run in the same order in any
-    population."""
+    """[P, C, N] with a row's numbers adjacent in memory, so that sums do not depend on the population."""
     if model.layout.image:
         return x.permute(1, 0, 2, 3).reshape(model.population, -1, x[:, 0].numel()).contiguous()
     return x.reshape(model.population, -1, x.shape[-1]).transpose(1, 2).contiguous()
 
 
 def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
-    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, over their number: 1 where all
-    channels vary alike and on their own, 1/C where they all say the same. NaN where nothing varies."""
+    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, divided by their number: 1 if all
+    channels vary equally and independently, 1/C if they are all proportional. NaN if nothing varies."""
     samples = _by_channel(model, features)
     centred = samples - samples.mean(2, keepdim=True)
     covariance = torch.bmm(centred, centred.transpose(1, 2))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from esper.leyline import EsperError, TrainingSignals
+from esper._files import decode
+from esper.leyline import TrainingSignals
 
 PLATEAU_GAIN = 0.5
 """An epoch that gains less than this many percentage points adds to the plateau."""
@@ -93,7 +94,5 @@ class SignalTracker:
     def state_dict(self) -> dict[str, Any]:
         return asdict(self._state)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if set(state) != set(asdict(self._state)):
-            raise EsperError(f"tracker state has fields {sorted(state)}, needs {sorted(asdict(self._state))}")
-        self._state = _State(**state)
+    def load_state_dict(self, state: object) -> None:
+        self._state = decode(_State, state, "tracker", complete=True)

@@ -13,12 +13,16 @@ from esper.leyline.rng import stream_seed
 from esper.runtime.data import (
     DataError,
     Dataset,
+    SharedBatchIterator,
     dataset_names,
     load_dataset,
+    register_dataset,
     synthetic_dataset,
+    validation_batches,
     validation_split,
 )
-from esper.runtime.data.datasets import stratified
+from esper.runtime.data import test_batches as held_out
+from esper.runtime.data.datasets import dataset_facts, stratified
 from esper.runtime.data.sources import cache_file, data_root
 
 
@@ -62,11 +66,19 @@ def test_digits_parts_do_not_overlap_and_keep_their_images() -> None:
 
 def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
-        DataError, match="unknown dataset 'mnist'; allowed: digits, cifar10, fashion_mnist, sotu, tinystories"
+        DataError, match=r"dataset 'mnist' is unknown; allowed: cifar10, digits, .*tinystories"
     ):
         load_dataset("mnist")
     assert issubclass(DataError, EsperError)
-    assert dataset_names() == ["digits", "cifar10", "fashion_mnist", "sotu", "tinystories", "synthetic"]
+    assert dataset_names() == [
+        "digits",
+        "digits_flat",
+        "cifar10",
+        "fashion_mnist",
+        "sotu",
+        "tinystories",
+        "synthetic",
+    ]
 
 
 def test_synthetic_is_deterministic_and_has_any_shape() -> None:
@@ -195,3 +207,132 @@ def test_sotu() -> None:
     assert len(data.train_x) + len(data.test_x) == 12_181_589
     assert "".join(data.vocab[t] for t in data.train_x[:16]) == "Fellow-Citizens "
     assert torch.equal(data.train_y, data.train_x[1:])
+
+
+# -- registered datasets -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations of a test end with it."""
+    monkeypatch.setattr("esper.runtime.data.datasets._REGISTERED", {})
+
+
+def arrays(shape: tuple[int, ...], *, classes: int = 3, train: int = 40, test: int = 10) -> dict:
+    rng = np.random.default_rng(0)
+    return {
+        "train_x": rng.integers(0, 256, (train, *shape), dtype=np.uint8),
+        "train_y": np.arange(train) % classes,
+        "test_x": rng.integers(0, 256, (test, *shape), dtype=np.uint8),
+        "test_y": np.arange(test) % classes,
+    }
+
+
+@pytest.mark.usefixtures("registered")
+def test_registered_images_become_normalised_batches() -> None:
+    data = arrays((8, 8, 3))
+    register_dataset("mine", data)
+    dataset = load_dataset("mine")
+    assert (dataset.kind, dataset.num_classes) == ("image", 3)
+    assert dataset.mean == pytest.approx(tuple(data["train_x"].mean((0, 1, 2)) / 255))
+    assert dataset.std == pytest.approx(tuple(data["train_x"].std((0, 1, 2)) / 255))
+    assert np.array_equal(dataset.train_x.permute(0, 2, 3, 1).numpy(), data["train_x"])
+    data["train_x"][:] = 0
+    assert dataset.train_x.any(), "the dataset is a copy"
+    split = validation_split(dataset, 10, 0)
+    (batch,) = next(iter(SharedBatchIterator(split, [[0, 1]], 5, steps_per_epoch=2, seed=0, rows=[8])))
+    assert (batch.x.shape, batch.y.shape) == ((5, 24, 8, 8), (8, 5))
+    register_dataset("grey", arrays((8, 8)), mean=(0.5,), std=(0.25,), pad=1, flip=True)
+    grey = load_dataset("grey")
+    assert (grey.train_x.shape, grey.mean, grey.pad, grey.flip) == ((40, 1, 8, 8), (0.5,), 1, True)
+
+
+@pytest.mark.usefixtures("registered")
+def test_registered_vectors_reach_each_row_as_they_are() -> None:
+    data = arrays((5,))
+    register_dataset("mine", data, classes=7)
+    dataset = load_dataset("mine")
+    assert (dataset.kind, dataset.num_classes, dataset.train_x.dtype) == ("vector", 7, torch.float32)
+    split = validation_split(dataset, 10, 0)
+    (batch,) = next(iter(SharedBatchIterator(split, [[0, 1]], 6, steps_per_epoch=2, seed=0, rows=[8])))
+    assert (batch.x.shape, batch.y.shape) == ((8, 6, 5), (8, 6))
+    rows = {tuple(x): y for x, y in zip(data["train_x"].tolist(), data["train_y"].tolist(), strict=True)}
+    for x, y in zip(batch.x.flatten(0, 1).tolist(), batch.y.flatten().tolist(), strict=True):
+        assert rows[tuple(x)] == y
+    (held,) = validation_batches(split, 10).batches(rows=3)
+    assert (held.x.shape, held.y.shape) == ((3, 10, 5), (3, 10))
+    assert [len(b.x[0]) for b in held_out(split, 4).batches()] == [4, 4, 2]
+
+
+@pytest.mark.usefixtures("registered")
+def test_registered_tokens_are_text() -> None:
+    register_dataset("mine", {"train_x": np.arange(200) % 11, "test_x": np.arange(50) % 11})
+    dataset = load_dataset("mine")
+    assert (dataset.kind, dataset.num_classes) == ("text", 11)
+    split = validation_split(dataset, 4, 0, block=8)
+    (batch,) = next(iter(SharedBatchIterator(split, [[0]], 2, steps_per_epoch=1, seed=0)))
+    assert torch.equal((batch.x + 1) % 11, batch.y)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_function_is_called_once_and_only_when_its_data_is_needed() -> None:
+    calls = []
+    register_dataset("mine", lambda: calls.append(1) or arrays((4,)))
+    assert (calls, dataset_facts("mine")) == ([], None)
+    assert load_dataset("mine") is load_dataset("mine")
+    assert calls == [1]
+    assert dataset_facts("mine") == ("vector", (4,), 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({"train_x": None}, {}, "array 'train_x' is missing"),
+        ({"test_y": None}, {}, "array 'test_y' is missing; wanted: test_x, test_y, train_x, train_y"),
+        ({"val_x": np.zeros(3)}, {}, "array 'val_x' is not expected"),
+        ({"train_x": np.zeros((40, 8, 8), np.float32)}, {}, r"float32 of shape \(40, 8, 8\).*uint8 images"),
+        ({"test_x": np.zeros((10, 4, 4), np.uint8)}, {}, r"test_x \(10, 4, 4\).*of the same shape"),
+        ({"test_x": np.zeros((0, 8, 8), np.uint8)}, {}, "one or more samples each"),
+        ({"train_y": np.zeros(39, int)}, {}, r"train_y is int64 of shape \(39,\), must be 40 integers"),
+        ({"train_y": np.zeros(40)}, {}, "train_y is float64"),
+        ({"train_y": np.arange(40) - 1}, {}, "labels from -1 to 38; allowed: 0 up"),
+        ({}, {"classes": 2}, "labels from 0 to 2; allowed: 0 to 1"),
+        ({}, {"classes": 2.5}, "classes is 2.5"),
+        ({}, {"mean": (0.1, 0.2)}, r"mean is \(0.1, 0.2\); allowed: 1 numbers"),
+        ({}, {"std": (0.0,)}, "std is .* above 0"),
+        ({"train_x": np.full((40, 2), np.nan), "test_x": np.zeros((10, 2))}, {}, "train_x must hold finite"),
+        (
+            {"train_x": np.zeros((40, 1, 1, 1, 1)), "test_x": np.zeros((10, 1, 1, 1, 1))},
+            {},
+            "float64 of shape",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("registered")
+def test_arrays_that_cannot_be_used_are_refused(changes: dict, options: dict, words: str) -> None:
+    data = {key: value for key, value in (arrays((8, 8)) | changes).items() if value is not None}
+    with pytest.raises(DataError, match=f"dataset 'mine': .*{words}"):
+        register_dataset("mine", data, **options)
+    assert "mine" not in dataset_names()
+
+
+@pytest.mark.usefixtures("registered")
+def test_names_of_datasets_are_checked() -> None:
+    register_dataset("mine", arrays((4,)))
+    for name in ("mine", "digits", "synthetic", "cifar10"):
+        with pytest.raises(DataError, match=f"'{name}' is already registered"):
+            register_dataset(name, arrays((4,)))
+    with pytest.raises(DataError, match="'My data'; allowed: lower-case"):
+        register_dataset("My data", arrays((4,)))
+    with pytest.raises(DataError, match=r"the data is a list, must be arrays by name"):
+        register_dataset("other", [1, 2])
+    with pytest.raises(DataError, match=r"'mime' is unknown \(did you mean mine\?\)"):
+        load_dataset("mime")
+
+
+def test_digits_flat_are_the_digits() -> None:
+    images, flat = load_dataset("digits"), load_dataset("digits_flat")
+    assert (flat.kind, flat.train_x.shape) == ("vector", (len(images.train_x), 64))
+    assert torch.equal(flat.train_y, images.train_y)
+    mean, std = images.mean[0], images.std[0]
+    assert torch.allclose(flat.test_x, (images.test_x.flatten(1) / 16 - mean) / std, atol=1e-6)

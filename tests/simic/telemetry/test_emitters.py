@@ -32,7 +32,7 @@ from esper.nissa import TelemetryHub
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import ActionOutcome, ActionSpec
-from esper.simic.rewards.telemetry import RewardComponentsTelemetry
+from esper.simic.rewards import RewardComponentsTelemetry
 from esper.simic.telemetry import TelemetryConfig, TelemetryLevel, collect_per_layer_gradients, emitters
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.emitters import (

@@ -16,7 +16,8 @@ from esper.leyline import EsperError, GateLevel, Incubation, RewardFamily, Rewar
 from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
-from esper.simic.training.config import LEAVES, PRESETS, TrainingConfig, limits, resolve
+from esper.simic.training.config import LEAVES, TrainingConfig, limits
+from esper.simic.training.presets import PRESETS, resolve
 
 UNLIKE_DEFAULTS: dict[str, Any] = {
     "task": "digits_scale",
@@ -100,7 +101,7 @@ def test_plain_values_are_stored_as_declared() -> None:
         devices=["cpu"],
     )
     assert config.slots == ("r0c1",)
-    assert config.reward.mode is RewardMode.ESCROW
+    assert config.reward.mode == RewardMode.ESCROW
     assert type(config.reward.rent.max_rent) is type(config.ppo.lr) is float
     assert config.incubation is Incubation.STE
     assert config.auto_forward_gates == (GateLevel.G1,)

@@ -1,4 +1,4 @@
-"""Datasets as resident uint8 tensors, and the batches that populations train on."""
+"""Datasets as resident tensors, and the batches that populations train on."""
 
 from esper._lazy import lazy_exports
 
@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Split",
             "dataset_names",
             "load_dataset",
+            "register_dataset",
             "synthetic_dataset",
             "validation_split",
         ),

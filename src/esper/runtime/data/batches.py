@@ -1,48 +1,53 @@
 """Batches for populations: one stacked batch per group of envs, gathered, augmented and normalised without
 per-sample Python.
 
-Legend: E envs, P rows of a population, B batch, C channels, H×W pixels, T tokens, S steps per epoch. Env i's
-samples are a function of (seed, episode, env, step) alone: not of the other envs, nor of its group or row.
+Legend: E envs, P rows of a population, B batch, C channels, H×W pixels, D numbers of a vector, T tokens,
+S steps per epoch. Env i's samples are a function of (random seed, episode, env, step) alone: not of the other
+envs, nor of its group or row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper._files import decode
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import Dataset, Split
 from esper.runtime.data.formats import DataError
 
 Index = NDArray[np.int64]
 PIXEL_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes per pixel
-SMALL_SET = (
-    1 << 22
-)  # pixels of a grey set that is kept normalised (float32): half the time per batch, four times the memory
-# The "condition" stream's counter 0 is the task's own; these two draw what its conditions ask for.
+SMALL_SET = 1 << 22
+"""Up to this many pixels a grey dataset is kept normalised as float32: half the time per batch, four times
+the memory."""
+# Counter 0 of the "condition" stream belongs to the task; these two draw the samples and the wrong labels.
 SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 
 
 class Batch(NamedTuple):
-    """What one population trains on in one step."""
+    """The batch of one population in one step."""
 
-    x: Tensor  # images [B, P·C, H, W] float32 in channels_last memory; text [P, B, T] int64
-    y: Tensor  # [P, B] int64; text [P, B, T]
+    x: Tensor
+    """Images [B, P·C, H, W] float32 in channels_last memory; vectors [P, B, D]; text [P, B, T] int64."""
+    y: Tensor
+    """[P, B] int64; text [P, B, T]."""
 
 
 class FusedImages:
     """Resident uint8 images, gathered for P networks at once, straight into [B, P·C, H, W] channels_last.
 
-    A pixel is one integer (its channels in successive bytes), each image is followed by one black pixel, and
-    an augmentation is a row in a table of pixel offsets: where its pixels come from, black where it looks
-    beyond the edge. A batch is then one index per output pixel and one lookup. Code = (flip · s + dy) · s +
-    dx with s = 2 · pad + 1: crop the padded image at (dy, dx), then mirror the crop."""
+    A pixel is one integer (its channels in successive bytes), and each image is followed by one black pixel.
+    An augmentation is a row in a table of pixel offsets: the source of each output pixel, black beyond the
+    edge. A batch is then one index per output pixel and one lookup. Code = (flip · s + dy) · s + dx with
+    s = 2 · pad + 1: crop the padded image at (dy, dx), then mirror the crop."""
 
     def __init__(self, dataset: Dataset) -> None:
         x = dataset.train_x
@@ -56,9 +61,8 @@ class FusedImages:
         packed = torch.zeros(images, height * width + 1, depth, dtype=torch.uint8, device=x.device)
         packed[:, :-1, :channels] = x.permute(0, 2, 3, 1).reshape(images, height * width, channels)
         self._pixels = packed.view(PIXEL_DTYPES[depth]).view(-1)
-        self._index_dtype = (
-            torch.int32 if len(self._pixels) < 2**31 else torch.int64
-        )  # int32 halves the index traffic
+        # int32 halves the index traffic.
+        self._index_dtype = torch.int32 if len(self._pixels) < 2**31 else torch.int64
         self._mean, self._std_inverse = normaliser(dataset)
         if channels == 1 and len(self._pixels) <= SMALL_SET:
             self._pixels = self._pixels.float().sub_(self._mean).mul_(self._std_inverse)
@@ -68,9 +72,10 @@ class FusedImages:
     def _offset_table(self, pad: int, flip: bool) -> Tensor:
         _, height, width = self.shape
         size = 2 * pad + 1
-        code = torch.arange(size * size * (1 + flip)).view(-1, 1, 1)
+        crops = size * size
+        code = torch.arange(2 * crops if flip else crops).view(-1, 1, 1)
         columns = torch.arange(width).view(1, 1, width)
-        column = torch.where(code >= size * size, width - 1 - columns, columns) + code % size - pad
+        column = torch.where(code >= crops, width - 1 - columns, columns) + code % size - pad
         row = torch.arange(height).view(1, height, 1) + code // size % size - pad
         outside = (row < 0) | (row >= height) | (column < 0) | (column >= width)
         table = torch.where(outside, height * width, row * width + column).view(len(code), -1)
@@ -78,7 +83,7 @@ class FusedImages:
         return torch.nn.functional.pad(table, (0, 16))
 
     def plan(self, index: Tensor, label: Tensor, code: Tensor) -> list[tuple[Tensor, ...]]:
-        """What `gather` needs for each step of an epoch that reads images `index` augmented by `code`, all
+        """Arguments of `gather` for each step of an epoch that reads images `index` augmented by `code`, all
         [S, P, B]."""
         columns = [index.transpose(1, 2).contiguous(), label]
         if self.num_codes > 1:
@@ -91,30 +96,44 @@ class FusedImages:
         pixels = height * width
         if code is None:
             images = self._pixels.view(-1, pixels + 1).index_select(0, index.view(-1)).view(batch, rows, -1)
-            found = images[..., :-1].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+            values = images[..., :-1].transpose(1, 2).clone(memory_format=torch.contiguous_format)
         else:
             start = index.to(self._index_dtype) * (pixels + 1)
             offsets = self._offsets.index_select(0, code).view(batch, rows, -1)[..., :pixels]
             at = torch.empty(batch, pixels, rows, dtype=start.dtype, device=start.device)
             torch.add(offsets.transpose(1, 2), start.unsqueeze(1), out=at)
-            found = self._pixels.index_select(0, at.view(-1))
-        if not found.is_floating_point():
-            raw = found.view(-1).view(torch.uint8).view(batch, pixels, rows, -1)
-            found = torch.empty(batch, pixels, rows, channels, device=raw.device)
-            for channel in range(
-                channels
-            ):  # one strided copy each is three times as fast as one copy with runs of C
-                found[..., channel].copy_(raw[..., channel])
+            values = self._pixels.index_select(0, at.view(-1))
+        if not values.is_floating_point():
+            raw = values.view(-1).view(torch.uint8).view(batch, pixels, rows, -1)
+            values = torch.empty(batch, pixels, rows, channels, device=raw.device)
+            # One strided copy per channel is three times as fast as one copy with runs of C.
+            for channel in range(channels):
+                values[..., channel].copy_(raw[..., channel])
             # Two roundings, one per call: a fused multiply-add could round differently in the vector loop and
             # in its tail.
-            lines = found.view(batch * height, -1)
+            lines = values.view(batch * height, -1)
             lines.sub_(self._mean.repeat(width * rows)).mul_(self._std_inverse.repeat(width * rows))
-        return Batch(found.view(batch, height, width, rows * channels).permute(0, 3, 1, 2), label)
+        return Batch(values.view(batch, height, width, rows * channels).permute(0, 3, 1, 2), label)
+
+
+class FusedVectors:
+    """Resident vectors, gathered for P networks at once."""
+
+    num_codes = 1
+
+    def __init__(self, vectors: Tensor) -> None:
+        self._vectors = vectors
+
+    def plan(self, index: Tensor, label: Tensor, _code: Tensor) -> list[tuple[Tensor, ...]]:
+        return list(zip(index, label, strict=True))
+
+    def gather(self, index: Tensor, label: Tensor) -> Batch:
+        return Batch(self._vectors.index_select(0, index.reshape(-1)).view(*index.shape, -1), label)
 
 
 class FusedText:
-    """Resident tokens, gathered as windows of T tokens and their successors. Code = where in [0, T) the
-    windows begin."""
+    """Resident tokens, gathered as windows of T tokens and their successors. Code = offset of the windows in
+    [0, T)."""
 
     def __init__(self, tokens: Tensor, block: int) -> None:
         self._windows, self._block = tokens.unfold(0, block + 1, 1), block
@@ -124,8 +143,8 @@ class FusedText:
         return [(start,) for start in index * self._block + code]
 
     def gather(self, start: Tensor) -> Batch:
-        found = self._windows.index_select(0, start.view(-1)).view(*start.shape, -1)
-        return Batch(found[..., :-1].long(), found[..., 1:].long())
+        windows = self._windows.index_select(0, start.view(-1)).view(*start.shape, -1)
+        return Batch(windows[..., :-1].long(), windows[..., 1:].long())
 
 
 def normaliser(dataset: Dataset) -> tuple[Tensor, Tensor]:
@@ -137,14 +156,14 @@ def normaliser(dataset: Dataset) -> tuple[Tensor, Tensor]:
 
 
 class EnvStream:
-    """The samples of one env in one episode: permutation after permutation of its pool, each from its own
+    """The samples of one env in one episode: successive permutations of its pool, each from its own random
     stream."""
 
     def __init__(
         self, pool: Index, labels: Index, *, at: tuple[int, int, int], num_codes: int, shared_code: bool
     ) -> None:
         self._pool, self._labels = pool, labels
-        self._at = at  # seed, episode, env
+        self._at = at  # random seed, episode, env
         self._num_codes, self._shared_code = num_codes, shared_code
         self._drawn = -1
 
@@ -174,14 +193,24 @@ class EnvStream:
         return self._order, self._code
 
 
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """The part of a SharedBatchIterator's state that changes."""
+
+    episode: Annotated[int, msgspec.Meta(ge=0)]
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    train_size: list[int]
+    label_noise: list[float]
+
+
 class SharedBatchIterator:
-    """Batch first: each step gives one stacked batch per group of envs; `for` over it walks one epoch of
+    """Each step yields one stacked batch per group of envs; iterating over it yields one epoch of
     `steps_per_epoch`.
 
-    Every env walks through its own permutations of its whole pool of training samples, a batch may end one
-    and begin the next. A loop that was left, or a position that was restored, goes on with the rest of its
-    epoch. Rows beyond a group's envs (idle rows of a padded population) repeat its first env. An env that is
-    named twice gets the same batches twice. Batches are fresh memory: they may be kept."""
+    Every env draws permutations of its whole pool of training samples; a batch may span two permutations. A
+    loop that was left early, or a position that was restored, continues with the rest of its epoch. Rows
+    beyond a group's envs (idle rows of a padded population) repeat its first env. An env that is listed twice
+    gets the same batches twice. Batches do not share memory, so they may be kept."""
 
     def __init__(
         self,
@@ -194,7 +223,7 @@ class SharedBatchIterator:
         rows: Sequence[int] | None = None,
         devices: Sequence[torch.device | str] | None = None,
     ) -> None:
-        """`devices`: where each group's batches go; None leaves them where the data lives."""
+        """`devices`: the device of each group's batches; None: the device of the dataset."""
         data = split.dataset
         self.groups = tuple(tuple(group) for group in groups)
         self.envs = tuple(env for group in self.groups for env in group)
@@ -219,14 +248,12 @@ class SharedBatchIterator:
         )
         if len(self._devices) != len(self.groups):
             raise DataError(f"devices {devices} for {len(self.groups)} groups; allowed: one for each group")
-        self._source: FusedImages | FusedText
+        self._source: FusedImages | FusedVectors | FusedText
         if data.kind == "text":
-            self._source, self._labels = (
-                FusedText(data.train_x, split.block),
-                np.zeros(len(split.train), np.int64),
-            )
+            self._source = FusedText(data.train_x, split.block)
+            self._labels = np.zeros(len(split.train), np.int64)
         else:
-            self._source = FusedImages(data)
+            self._source = FusedImages(data) if data.kind == "image" else FusedVectors(data.train_x)
             self._labels = data.train_y.cpu().numpy()[split.train]
         self.begin_episode(0)
 
@@ -240,13 +267,12 @@ class SharedBatchIterator:
         train_size: Sequence[int | None] | None = None,
         label_noise: Sequence[float] | None = None,
     ) -> None:
-        """Start an episode. Conditions hold one value per env, in the order of `envs`: how many training
-        samples it has (None: all), and which share of them carries a wrong label. A smaller pool is part of a
-        larger one of the same env and episode."""
+        """Start an episode. Conditions have one value per env, in the order of `envs`: the number of training
+        samples (None: all), and the share of them with a wrong label. A smaller pool is part of a larger one
+        of the same env and episode."""
         whole, envs = len(self._split.train), len(self.envs)
-        sizes = [
-            whole if size is None else size for size in ([None] * envs if train_size is None else train_size)
-        ]
+        given = [None] * envs if train_size is None else train_size
+        sizes = [whole if size is None else size for size in given]
         noise = [0.0] * envs if label_noise is None else list(label_noise)
         if len(sizes) != envs or len(noise) != envs:
             raise DataError(
@@ -292,7 +318,7 @@ class SharedBatchIterator:
 
     @property
     def epoch_done(self) -> bool:
-        """Whether the batch last given was the last of its epoch."""
+        """Whether the last batch that was yielded ended an epoch."""
         return self._step % self.steps_per_epoch == 0
 
     def __iter__(self) -> Iterator[list[Batch]]:
@@ -311,13 +337,14 @@ class SharedBatchIterator:
         ]
 
     def _plan_epoch(self, epoch: int) -> list[list[tuple[Tensor, ...]]]:
-        """Draw a whole epoch at once: random numbers and transfers of indices cost once per epoch, not per
-        step."""
+        """Draw a whole epoch at once: random numbers and transfers of indices are paid once per epoch, not
+        once per step."""
         count = self.steps_per_epoch * self.batch_size
         taken = {env: stream.take(epoch * count, count) for env, stream in self._streams.items()}
         plans = []
         for group, rows in zip(self.groups, self.rows, strict=True):
-            members = [*group, *group[:1] * (rows - len(group))]
+            idle_rows = [group[0]] * (rows - len(group))
+            members = [*group, *idle_rows]
             columns = (
                 np.stack(column).reshape(rows, self.steps_per_epoch, -1).swapaxes(0, 1)
                 for column in zip(*(taken[env] for env in members), strict=True)
@@ -331,7 +358,7 @@ class SharedBatchIterator:
         return plans
 
     def state(self) -> dict[str, Any]:
-        """The position and all it depends on, as plain JSON values."""
+        """The position and everything it depends on, as plain JSON values."""
         return {
             **self._identity(),
             "episode": self._episode,
@@ -341,7 +368,7 @@ class SharedBatchIterator:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a saved position: the next batches are those that would have come there."""
+        """Go to a saved position: the next batches are those that would have followed it."""
         for field, mine in self._identity().items():
             if state.get(field) != mine:
                 raise DataError(
@@ -351,8 +378,10 @@ class SharedBatchIterator:
             field for field in ("episode", "step", "train_size", "label_noise") if field not in state
         ]:
             raise DataError(f"saved data position lacks {', '.join(missing)}")
-        self.begin_episode(state["episode"], train_size=state["train_size"], label_noise=state["label_noise"])
-        self._step = state["step"]
+        own = {field.name: state[field.name] for field in fields(_Position)}
+        position = decode(_Position, own, "saved data position")
+        self.begin_episode(position.episode, train_size=position.train_size, label_noise=position.label_noise)
+        self._step = position.step
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -368,13 +397,13 @@ class SharedBatchIterator:
 
 @dataclass(frozen=True)
 class EvalBatches:
-    """Fixed samples in a fixed order, the same for all envs; the last batch may be smaller. Images stay uint8
-    until used."""
+    """Fixed samples in a fixed order, the same for all envs. The last batch may be smaller. Images stay uint8
+    until they are used."""
 
-    x: Tensor  # images [V, C, H, W] uint8; text [V, T]
+    x: Tensor  # images [V, C, H, W] uint8; vectors [V, D] float32; text [V, T]
     y: Tensor  # [V]; text [V, T]
     batch_size: int
-    mean: Tensor | None = None  # per channel; None for text
+    mean: Tensor | None = None  # per channel; None for vectors and text
     std_inverse: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -390,7 +419,9 @@ class EvalBatches:
     def batches(self, rows: int = 1) -> Iterator[Batch]:
         """Every batch, the same samples in each of `rows` rows."""
         for x, y in zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True):
-            if self.mean is None or self.std_inverse is None:
+            if x.is_floating_point():
+                yield Batch(x.expand(rows, -1, -1), y.expand(rows, -1))
+            elif self.mean is None or self.std_inverse is None:
                 yield Batch(x.long().expand(rows, -1, -1), y.long().expand(rows, -1, -1))
             else:
                 pixels = x.permute(0, 2, 3, 1).float().sub_(self.mean).mul_(self.std_inverse)
@@ -414,13 +445,15 @@ def validation_batches(split: Split, batch_size: int) -> EvalBatches:
     if split.block:
         at = index.unsqueeze(1) * split.block + torch.arange(split.block, device=index.device)
         return EvalBatches(data.train_x[at], data.train_y[at], batch_size)
-    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.train_x[index], data.train_y[index], batch_size, *scaling)
 
 
 def test_batches(split: Split, batch_size: int) -> EvalBatches:
-    """The test part of the dataset: for the final figure, never for training a network or a policy."""
+    """The test part of the dataset: for final figures only, never for training a network or a policy."""
     data, block = split.dataset, split.block
     if block:
         end = (len(data.test_x) - 1) // block * block
         return EvalBatches(data.test_x[:end].view(-1, block), data.test_y[:end].view(-1, block), batch_size)
-    return EvalBatches(data.test_x, data.test_y, batch_size, *normaliser(data))
+    scaling = normaliser(data) if data.kind == "image" else ()
+    return EvalBatches(data.test_x, data.test_y, batch_size, *scaling)

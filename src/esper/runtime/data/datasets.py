@@ -1,22 +1,24 @@
-"""Datasets as resident tensors, found by name; and the split that takes a validation set out of the training
-part.
+"""Datasets as resident tensors by name, built in or registered by users; and the split that takes a
+validation set out of the training part.
 
-Nothing here substitutes one dataset for another: what is not on this machine is an error that says how to get
-it."""
+Nothing here substitutes one dataset for another: a dataset that is not on this machine is an error that says
+how to get it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline.errors import allowed
+from esper.leyline.errors import unknown_name
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.formats import DataError
 from esper.runtime.data.sources import RECIPES, data_root, load_cached
@@ -24,25 +26,36 @@ from esper.runtime.data.sources import RECIPES, data_root, load_cached
 DIGITS_FILE = Path(__file__).parent / "assets" / "digits.npz"
 
 
+Kind = Literal["image", "vector", "text"]
+Arrays = Mapping[str, Any]
+"""`train_x`, `train_y`, `test_x`, `test_y`; text has no labels."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """One dataset in memory. N images of C×H×W pixels, or L tokens."""
+    """One dataset in memory: N images of C×H×W pixels, N vectors of D numbers, or L tokens."""
 
     name: str
-    kind: Literal["image", "text"]
-    train_x: Tensor  # images [N, C, H, W] uint8 in channels_last memory; text [L], uint8 or int32
-    train_y: Tensor  # labels [N] int64; text: the next token, train_x[1:]
+    kind: Kind
+    train_x: Tensor
+    """Images [N, C, H, W] uint8 in channels_last memory; vectors [N, D] float32; text [L], uint8 or int32."""
+    train_y: Tensor
+    """Labels [N] int64; text: the next token, train_x[1:]."""
     test_x: Tensor
     test_y: Tensor
-    num_classes: int  # text: size of the vocabulary
-    mean: tuple[float, ...] = ()  # per channel, of pixels divided by `scale`
+    num_classes: int
+    """Number of classes; text: size of the vocabulary."""
+    mean: tuple[float, ...] = ()
+    """Images: mean of each channel, of pixels divided by `scale`."""
     std: tuple[float, ...] = ()
-    scale: float = 255.0  # the largest pixel value
-    pad: int = (
-        0  # usual augmentation: random crop out of an image padded with this many black pixels on each side …
-    )
-    flip: bool = False  # … and horizontal mirroring of every second image
-    vocab: tuple[str, ...] = ()  # characters by token id; empty when the tokens come from a tokenizer
+    scale: float = 255.0
+    """Images: the largest pixel value."""
+    pad: int = 0
+    """Images: black pixels added on each side before a random crop of the original size."""
+    flip: bool = False
+    """Images: whether every second image is mirrored horizontally."""
+    vocab: tuple[str, ...] = ()
+    """Text: characters by token id; empty when the tokens come from a tokenizer."""
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data on another device; batches are then gathered and augmented there."""
@@ -50,21 +63,216 @@ class Dataset:
         return replace(self, **moved)
 
 
+class DatasetFacts(NamedTuple):
+    """Facts about a dataset that are known without loading it."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    """Of one sample: C×H×W or D; empty for text."""
+    classes: int
+
+
+_FACTS = {
+    "digits": DatasetFacts("image", (1, 8, 8), 10),
+    "digits_flat": DatasetFacts("vector", (64,), 10),
+    "cifar10": DatasetFacts("image", (3, 32, 32), 10),
+    "fashion_mnist": DatasetFacts("image", (1, 28, 28), 10),
+}
 IMAGE_FACTS: dict[str, dict] = {
     "digits": {"mean": (0.3059,), "std": (0.3765,), "scale": 16.0},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "pad": 4, "flip": True},
     "fashion_mnist": {"mean": (0.2860,), "std": (0.3530,)},
 }
-SYNTHETIC = re.compile(r"synthetic(?::(\d+)x(\d+)x(\d+))?")
+SYNTHETIC = re.compile(r"synthetic(?::(\d{1,4})x(\d{1,4})x(\d{1,4}))?")
+_REGISTERED: dict[str, Dataset | Callable[[], Dataset]] = {}
 
 
 def dataset_names() -> list[str]:
-    return ["digits", *RECIPES, "synthetic"]
+    """Names of all datasets, registered ones last."""
+    return ["digits", "digits_flat", *RECIPES, "synthetic", *_REGISTERED]
+
+
+def dataset_facts(name: str) -> DatasetFacts | None:
+    """Facts about a dataset that are known without loading it; None if there are none. Unknown names are
+    errors."""
+    registered = _REGISTERED.get(name)
+    if isinstance(registered, Dataset):
+        shape = tuple(registered.train_x.shape[1:])
+        return DatasetFacts(registered.kind, shape, registered.num_classes)
+    if match := SYNTHETIC.fullmatch(name):
+        shape = tuple(int(size) for size in match.groups()) if match[1] else (3, 32, 32)
+        return DatasetFacts("image", shape, 10)
+    if name not in dataset_names():
+        raise unknown_name("dataset", name, [*dataset_names(), "synthetic:CxHxW"])
+    return _FACTS.get(name)
+
+
+def register_dataset(
+    name: str,
+    data: Arrays | Callable[[], Arrays],
+    *,
+    classes: int | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    pad: int = 0,
+    flip: bool = False,
+) -> None:
+    """Make a dataset available by name. `data` holds numpy arrays or tensors, or is a function that returns
+    them when they are first needed. `train_x` and `test_x` decide the kind:
+
+    - [N, H, W] or [N, H, W, C] uint8: images. `mean` and `std` are per channel, of pixels divided by 255; by
+      default those of the training images. `pad` and `flip` augment: random crops out of an image padded with
+      this many black pixels on each side, and horizontal mirroring.
+    - [N, D] of any number type: vectors. They are used as they are.
+    - [L] integers, without labels: text as token ids.
+
+    `train_y` and `test_y` hold labels from 0 to `classes` − 1; by default `classes` is the largest label (or
+    token) of both parts plus one."""
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise DataError(f"dataset name {name!r}; allowed: lower-case letters, digits and _")
+    if name in dataset_names():
+        raise DataError(f"dataset {name!r} is already registered; choose another name")
+    check = partial(_checked_dataset, name, classes=classes, mean=mean, std=std, pad=pad, flip=flip)
+    _REGISTERED[name] = partial(_call, name, data, check) if callable(data) else check(data)
+
+
+def _call(name: str, function: Callable[[], Arrays], check: Callable[[Arrays], Dataset]) -> Dataset:
+    """The dataset of a registered function, which is called once."""
+    dataset = check(function())
+    _REGISTERED[name] = dataset
+    return dataset
+
+
+def _checked_dataset(
+    name: str,
+    data: Arrays,
+    *,
+    classes: int | None,
+    mean: tuple[float, ...] | None,
+    std: tuple[float, ...] | None,
+    pad: int,
+    flip: bool,
+) -> Dataset:
+    """A dataset from a user's arrays, each checked."""
+    if not isinstance(data, Mapping):
+        raise DataError(f"dataset {name!r}: the data is a {type(data).__name__}, must be arrays by name")
+    arrays = {key: np.asarray(value) for key, value in data.items()}
+    if "train_x" not in arrays:
+        raise DataError(f"dataset {name!r}: array 'train_x' is missing; given: {', '.join(arrays) or 'none'}")
+    text = arrays["train_x"].ndim == 1
+    wanted = {"train_x", "test_x"} if text else {"train_x", "train_y", "test_x", "test_y"}
+    for key in sorted(wanted ^ arrays.keys()):
+        state = "missing" if key in wanted else "not expected"
+        raise DataError(f"dataset {name!r}: array {key!r} is {state}; wanted: {', '.join(sorted(wanted))}")
+    train, test = arrays["train_x"], arrays["test_x"]
+    if train.shape[1:] != test.shape[1:] or not len(train) or not len(test):
+        raise DataError(
+            f"dataset {name!r}: train_x has shape {train.shape}, test_x {test.shape}; "
+            "allowed: one or more samples each, of the same shape"
+        )
+    labels = ("train_x", "test_x") if text else ("train_y", "test_y")
+    number = _check_labels(name, arrays, labels, classes)
+    if text:
+        # Batches are gathered from uint8 or int32.
+        tokens = {key: torch.from_numpy(arrays[key].astype(np.int32)) for key in labels}
+        return Dataset(
+            name=name,
+            kind="text",
+            train_x=tokens["train_x"],
+            train_y=tokens["train_x"][1:],
+            test_x=tokens["test_x"],
+            test_y=tokens["test_x"][1:],
+            num_classes=number,
+        )
+    train_y, test_y = (torch.from_numpy(arrays[key].astype(np.int64)) for key in labels)
+    if train.ndim == 2:
+        for key in ("train_x", "test_x"):
+            if not np.issubdtype(arrays[key].dtype, np.number) or not np.isfinite(arrays[key]).all():
+                raise DataError(f"dataset {name!r}: {key} must hold finite numbers")
+        return Dataset(
+            name=name,
+            kind="vector",
+            train_x=torch.from_numpy(train.astype(np.float32)),
+            train_y=train_y,
+            test_x=torch.from_numpy(test.astype(np.float32)),
+            test_y=test_y,
+            num_classes=number,
+        )
+    if train.ndim not in (3, 4) or train.dtype != np.uint8 or test.dtype != np.uint8:
+        raise DataError(
+            f"dataset {name!r}: train_x is {train.dtype} of shape {train.shape}, test_x {test.dtype}; "
+            "allowed: uint8 images [N, H, W] or [N, H, W, C], vectors [N, D], or tokens [L]"
+        )
+    pixels = train.reshape(-1, 1 if train.ndim == 3 else train.shape[3]) / 255.0
+    deviation = pixels.std(0)
+    return Dataset(
+        name=name,
+        kind="image",
+        num_classes=number,
+        mean=_per_channel(name, "mean", mean, pixels.mean(0)),
+        std=_per_channel(name, "std", std, np.where(deviation > 0, deviation, 1.0)),
+        pad=pad,
+        flip=flip,
+        train_x=_channels_first(train),
+        train_y=train_y,
+        test_x=_channels_first(test),
+        test_y=test_y,
+    )
+
+
+def _check_labels(
+    name: str, arrays: Mapping[str, NDArray], keys: tuple[str, str], classes: int | None
+) -> int:
+    """The number of classes, or size of the vocabulary, that these labels or tokens need."""
+    for key in keys:
+        labels, samples = arrays[key], arrays[key.replace("_y", "_x")]
+        if not np.issubdtype(labels.dtype, np.integer) or labels.shape != samples.shape[:1]:
+            raise DataError(
+                f"dataset {name!r}: {key} is {labels.dtype} of shape {labels.shape}, must be "
+                f"{len(samples)} integers in one row"
+            )
+    low = min(int(arrays[key].min()) for key in keys)
+    high = max(int(arrays[key].max()) for key in keys)
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
+        raise DataError(f"dataset {name!r}: classes is {classes!r}, must be a whole number from 2 up")
+    if low < 0 or (classes is not None and high >= classes):
+        limit = "0 up" if classes is None else f"0 to {classes - 1}"
+        raise DataError(f"dataset {name!r}: labels from {low} to {high}; allowed: {limit}")
+    return max(high + 1, 2) if classes is None else classes
+
+
+def _channels_first(images: NDArray[np.uint8]) -> Tensor:
+    """A copy as [N, C, H, W] in channels_last memory."""
+    with_channels = images if images.ndim == 4 else images[..., None]
+    return torch.from_numpy(np.array(with_channels, order="C")).permute(0, 3, 1, 2)
+
+
+def _per_channel(
+    name: str, key: str, given: tuple[float, ...] | None, measured: NDArray
+) -> tuple[float, ...]:
+    if given is None:
+        return tuple(measured.tolist())
+    if len(given) != len(measured) or (key == "std" and min(given) <= 0):
+        raise DataError(
+            f"dataset {name!r}: {key} is {given}; allowed: {len(measured)} numbers, one per channel"
+            + (", above 0" if key == "std" else "")
+        )
+    return tuple(given)
 
 
 def load_dataset(name: str, root: Path | str | None = None) -> Dataset:
     """A dataset by name, on the CPU. `root` is the data directory, by default $ESPER_DATA or
     ~/.cache/esper."""
+    if name in _REGISTERED:
+        registered = _REGISTERED[name]
+        return registered if isinstance(registered, Dataset) else registered()
+    if name == "digits_flat":
+        images = load_dataset("digits")
+        train_x, test_x = (
+            (x.flatten(1) / images.scale - images.mean[0]) / images.std[0]
+            for x in (images.train_x, images.test_x)
+        )
+        return replace(images, name=name, kind="vector", train_x=train_x, test_x=test_x)
     if name == "digits":
         with np.load(DIGITS_FILE) as file:
             images, labels, test = file["images"][..., None], file["labels"], file["test_index"]
@@ -83,9 +291,7 @@ def load_dataset(name: str, root: Path | str | None = None) -> Dataset:
         shape = tuple(int(size) for size in match.groups()) if match[1] else (3, 32, 32)
         return synthetic_dataset(shape)
     if name not in RECIPES:
-        raise DataError(
-            f"unknown dataset {name!r}; {allowed(dataset_names())} (synthetic:CxHxW for another shape)"
-        )
+        raise DataError(str(unknown_name("dataset", name, [*dataset_names(), "synthetic:CxHxW"])))
     arrays, facts = load_cached(name, data_root(root))
     if RECIPES[name].kind == "text":
         train_x, test_x = torch.from_numpy(arrays["train_x"]), torch.from_numpy(arrays["test_x"])
@@ -130,7 +336,8 @@ def synthetic_dataset(
     channels, height, width = shape
     if min(*shape, num_classes, train, test) < 1:
         raise DataError(
-            f"synthetic data of shape {shape}, {num_classes} classes, {train} + {test} images; allowed: all ≥ 1"
+            f"synthetic data of shape {shape}, {num_classes} classes, {train} + {test} images; "
+            "allowed: all ≥ 1"
         )
     rng = np.random.default_rng(stream_seed(seed, "data"))
     prototypes = rng.uniform(64, 192, size=(num_classes, height, width, channels)).astype(np.float32)
@@ -153,8 +360,8 @@ def synthetic_dataset(
 
 
 def stratified(labels: NDArray, size: int, seed: int) -> NDArray[np.int64]:
-    """`size` indices, sorted, each class in proportion: evenly spaced places in a shuffle that is sorted by
-    class."""
+    """`size` sorted indices with each class in proportion: evenly spaced positions in a shuffle that is
+    sorted by class."""
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     return np.sort(by_class[((np.arange(size) + 0.5) * len(labels) / max(size, 1)).astype(np.int64)])
@@ -163,8 +370,8 @@ def stratified(labels: NDArray, size: int, seed: int) -> NDArray[np.int64]:
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Which samples of the training part are for training and which for validation. A sample of text is a
-    window of `block` tokens with its targets; training windows may start up to block − 1 tokens later, so one
-    window lies idle between the two parts."""
+    window of `block` tokens with its targets. Training windows may start up to block − 1 tokens later, so the
+    window between the two parts is not used."""
 
     dataset: Dataset
     train: NDArray[np.int64]
@@ -173,11 +380,11 @@ class Split:
 
 
 def validation_split(dataset: Dataset, val_size: int, seed: int, *, block: int = 0) -> Split:
-    """One fixed validation set for all envs: images by class from the "split" stream of `seed`; text from the
-    end."""
+    """One fixed validation set for all envs: images and vectors by class from the "split" stream of `seed`,
+    text from the end."""
     text = dataset.kind == "text"
     if text != (block > 0):
-        raise DataError(f"block {block} with {dataset.kind} data; allowed: ≥ 1 for text, 0 for images")
+        raise DataError(f"block {block} with {dataset.kind} data; allowed: ≥ 1 for text, 0 for other data")
     samples = (len(dataset.train_x) - 1) // block if text else len(dataset.train_x)
     if not 0 <= val_size < samples - text:
         raise DataError(

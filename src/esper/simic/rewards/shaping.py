@@ -1,18 +1,19 @@
-"""Φ: what J would come to if growth ended here. It is a function of the state alone, so paying its discounted
-change leaves the best policy where it was."""
+"""Φ, the potential of shaped rewards: an estimate of J if growth ended now. It is a function of the state
+alone, so paying its discounted change does not alter the optimal policy. In `escrow` a contribution counts
+once it has lasted: Φ takes the lowest one of a window of epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from esper.leyline import LIVE_STAGES, ObjectiveConfig, SeedStage, SeedStateReport, objective
 from esper.simic.contracts import EnvMeasure
 
 
 def potential(now: EnvMeasure, prices: ObjectiveConfig, *, live_share: float, unproven: float = 0.0) -> float:
-    """A mean of two J: of the fossils alone, and of the network if all its blended seeds were made permanent,
-    the latter weighted by `live_share` and less `unproven` points. Seeds that have not been measured count
-    for nothing yet; only those that are gone, or on their way out, count as wasted."""
+    """Weighted mean of two J: of the fossils alone, and of the network if all its blended seeds became
+    permanent. The second has weight `live_share` and is reduced by `unproven` points. Seeds without a
+    measurement do not count yet. Only seeds that are gone, or being ramped down, count as wasted."""
     staying = staying_seeds(now)
     counted = [r for r in staying if r.slot_id in now.contributions]
     wasted = now.germinated - now.fossilized - len(staying)
@@ -46,11 +47,26 @@ def _value(now: EnvMeasure, prices: ObjectiveConfig, accuracy: float, params: in
 
 
 def _present_accuracy(now: EnvMeasure, counted: Iterable[SeedStateReport]) -> float:
-    """This epoch's accuracy was measured before the action; without the seeds that it removed, by
-    leave-one-out. That is exact for one seed; for several that go in one epoch it is an estimate, which may
+    """This epoch's accuracy, measured before the action, minus the leave-one-out contributions of the seeds
+    that the action removed. Exact for one seed. For several seeds in one epoch it is an estimate, which may
     leave the range."""
     here = {r.slot_id for r in counted} | {
         slot for slot, r in now.reports.items() if r.stage is SeedStage.FOSSILIZED
     }
     gone = sum(c for slot, c in now.contributions.items() if slot not in here)
     return min(max(now.accuracy - gone, 0.0), 100.0)
+
+
+def roll_windows(windows: Mapping[str, list[float]], now: EnvMeasure, size: int) -> dict[str, list[float]]:
+    """Each live seed's last `size` contributions after this epoch's measurement, newest last."""
+    seeds = {
+        r.seed_id: now.contributions[r.slot_id] for r in staying_seeds(now) if r.slot_id in now.contributions
+    }
+    return {
+        seed_id: [*windows.get(seed_id, []), contribution][-size:] for seed_id, contribution in seeds.items()
+    }
+
+
+def unproven_points(windows: Mapping[str, list[float]]) -> float:
+    """Sum over seeds of this epoch's contribution minus the lowest one of its window."""
+    return sum(window[-1] - min(window) for window in windows.values())

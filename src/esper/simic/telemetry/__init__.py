@@ -1,5 +1,4 @@
-"""Sensors, emitters and the anomaly detector. Nothing here changes what it measures, or waits for the device
-unasked."""
+"""Gradient statistics, emitters and the anomaly detector. Nothing here changes training."""
 
 from esper._lazy import lazy_exports
 
@@ -14,7 +13,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "collect_seed_gradients_async",
             "collect_seed_gradients_only_async",
         ),
-        "esper.simic.sensors": ("GrowthProbe", "GrowthSensors"),
         "esper.simic.telemetry.telemetry_config": ("TelemetryConfig", "TelemetryLevel"),
     },
 )

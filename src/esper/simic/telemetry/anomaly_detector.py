@@ -1,4 +1,4 @@
-"""The live detector: listens to a run's events and reports, round by round, which alert rules found a
+"""The anomaly detector: listens to a run's events and reports, round by round, which alert rules are at
 fault."""
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from esper.nissa.alerts import Alert, AlertEngine, event_parts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyReport:
-    """What the rules found in one round."""
+    """Result of the alert rules for one round."""
 
     round_idx: int
     raised: tuple[Alert, ...] = ()
-    """Alerts of this round."""
+    """Alerts raised in this round."""
     last_anomaly: int | None = None
-    """The last round that had an alert or ended with something at fault, this one included; None if there was
+    """The last round, up to this one, that raised an alert or ended with a rule at fault; None if there was
     none."""
 
 
 class AnomalyDetector:
-    """An output of the hub. It judges what is recorded and nothing else, so the log of a run brings it to the
-    run's state."""
+    """An output of the hub. It depends on recorded events alone, so replaying the log of a run restores its
+    state."""
 
     def __init__(self, log: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`log`: the events so far of a run that goes on."""
+        """`log`: the events so far of a run that is resumed."""
         self.engine = AlertEngine()
         self.report = AnomalyReport(round_idx=-1)
-        """Of the last round that is over."""
+        """Report of the last finished round."""
         self._raised: list[Alert] = []
         for event in log:
             self._observe(event)

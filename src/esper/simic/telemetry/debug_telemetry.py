@@ -1,5 +1,5 @@
-"""Close looks at a module, for finding out what went wrong. Each brings its numbers from the device in one
-transfer."""
+"""Detailed checks of a module's parameters and gradients. Each transfers its numbers from the device at
+once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class LayerGradientStats:
-    """The gradient of one parameter tensor."""
+    """Statistics of the gradient of one parameter tensor."""
 
     name: str
     zero_fraction: float

@@ -1,7 +1,7 @@
-"""Functions that format and emit events. They never touch training state; only the gradient norm waits for a
-device.
+"""Functions that format and emit events. They never change training state; only
+`compute_grad_norm_surrogate` waits for a device.
 
-Payloads are described in leyline.metrics. The hub stamps the round on events that name none.
+Payloads are described in leyline.metrics. The hub adds the round to events that name none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from esper.simic.rewards import RewardComponentsTelemetry
 
 DEAD_SHARE = 0.9
-"""A layer is dead if more of its gradient than this is zero."""
+"""A layer is dead if a larger share of its gradient than this is zero."""
 _CHOICES: Mapping[str, Sequence[str | int | float]] = {
     "blueprint": BLUEPRINT_IDS,
     "style": [style.name for style in GerminationStyle],
@@ -53,16 +53,16 @@ _CHOICES: Mapping[str, Sequence[str | int | float]] = {
     "alpha_speed": ALPHA_SPEED_EPOCHS,
     "alpha_curve": [curve.name for curve in AlphaCurveAction],
 }
-"""What the index of a parameter head stands for."""
+"""Values that the indices of each parameter head stand for."""
 
 
 def emit_event(hub: TelemetryHub, kind: TelemetryEventType, data: Mapping[str, Any], **context: Any) -> None:
-    """Emit a payload as it is; `context` are further fields of the event."""
+    """Emit a payload unchanged; `context` holds further fields of the event."""
     hub.emit(TelemetryEvent(event_type=kind, data=data, **context))
 
 
 def emit_with_env_context(hub: TelemetryHub, event: TelemetryEvent, env_id: int, device: str) -> None:
-    """Stamp an event with its env and emit it."""
+    """Add the env to an event and emit it."""
     hub.emit(replace(event, env_id=env_id, device=device))
 
 
@@ -89,8 +89,7 @@ def emit_batch_completed(
     seconds: float | None = None,
     phase_seconds: Mapping[str, float] | None = None,
 ) -> None:
-    """Close a round: everything else about it must have been emitted. `baseline_accuracy` is the mean of
-    earlier rounds."""
+    """End a round, after all its other events. `baseline_accuracy` is the mean of earlier rounds."""
     phases = phase_seconds or {}
     if unknown := phases.keys() - set(PHASES):
         raise EsperError(f"phases {sorted(unknown)} are unknown; {allowed(PHASES)}")
@@ -152,9 +151,9 @@ def emit_last_action(
     loss: float | None = None,
     epoch: int | None = None,
 ) -> None:
-    """One decision: `indices`, `op_probs` and the heads' `confidences` in head and operation order, as they
-    came from the policy, and the env's `seeds` after it. What the operation has no use for is left out. Below
-    level normal there is nobody to read it."""
+    """Emit one decision: `indices`, `op_probs` and `confidences` in the policy's order of heads and
+    operations, and the env's `seeds` after it. Fields that the operation does not use are null. Nothing is
+    emitted below level normal, because no output would keep it."""
     if telemetry_level < TelemetryLevel.NORMAL:
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
@@ -206,8 +205,8 @@ def emit_last_action(
 
 @torch.no_grad()
 def compute_grad_norm_surrogate(model: nn.Module) -> float:
-    """Norm of the gradients that this process holds, in float64, because squares of large float32 numbers
-    overflow; 0 where there is none. One transfer."""
+    """Norm of all gradients of a model; 0 if there are none. Computed in float64, because squares of large
+    float32 numbers overflow. One transfer."""
     norms = [
         torch.linalg.vector_norm(p.grad, dtype=torch.float64)
         for p in model.parameters()
@@ -217,12 +216,14 @@ def compute_grad_norm_surrogate(model: nn.Module) -> float:
 
 
 def aggregate_layer_gradient_health(layer_stats: list[LayerGradientStats]) -> dict[str, float]:
-    """How many layers have a gradient that is dead or not finite, and the share that has neither."""
-    bad = [(s.zero_fraction > DEAD_SHARE, s.nonfinite_count > 0) for s in layer_stats]
+    """Number of layers whose gradient is dead or not finite, and the share of layers that are neither."""
+    dead = [stats.zero_fraction > DEAD_SHARE for stats in layer_stats]
+    nonfinite = [stats.nonfinite_count > 0 for stats in layer_stats]
+    healthy = sum(not (is_dead or is_bad) for is_dead, is_bad in zip(dead, nonfinite, strict=True))
     return {
-        "layer_health": sum(not any(flags) for flags in bad) / len(bad) if bad else 1.0,
-        "dead_layers": sum(dead for dead, _ in bad),
-        "nonfinite_layers": sum(nonfinite for _, nonfinite in bad),
+        "layer_health": healthy / len(layer_stats) if layer_stats else 1.0,
+        "dead_layers": sum(dead),
+        "nonfinite_layers": sum(nonfinite),
     }
 
 
@@ -235,8 +236,8 @@ def emit_ppo_update_event(
     nonfinite: list[str] | None = None,
     clipped_grad_norm: float | None = None,
 ) -> None:
-    """One update; with `layer_stats` at level debug the health of the policy's layers as well, and where a
-    step was skipped what was not finite."""
+    """Emit one update. At level debug `layer_stats` adds the health of the policy's layers; `nonfinite` names
+    what was not finite, if a step was skipped."""
     data = {f.name: getattr(ppo_metrics, f.name) for f in fields(ppo_metrics)}
     data |= {
         name: dict(zip(HEAD_NAMES, value, strict=True))
@@ -255,7 +256,7 @@ def emit_ppo_update_event(
 def emit_action_distribution(
     hub: TelemetryHub, action_counts: dict[str, int], action_successes: dict[str, int]
 ) -> None:
-    """How often each operation was sampled and carried out in a round."""
+    """Emit how many times each operation was sampled and carried out in a round."""
     if unknown := action_successes.keys() - action_counts.keys():
         raise EsperError(f"successes of {sorted(unknown)} without counts; {allowed(action_counts)}")
     emit_event(
@@ -268,7 +269,7 @@ def emit_action_distribution(
 def emit_cf_unavailable(
     hub: TelemetryHub, env_id: int, device: str, reason: str, *, epoch: int | None = None
 ) -> None:
-    """Say that no contribution could be measured, and why."""
+    """Emit that no contribution could be measured, and the reason."""
     emit_event(
         hub, TelemetryEventType.CF_UNAVAILABLE, {"reason": reason}, env_id=env_id, device=device, epoch=epoch
     )
@@ -284,7 +285,7 @@ def emit_throughput(
     *,
     epoch: int | None = None,
 ) -> None:
-    """How fast one env trained in an epoch; utilization None where it is not measured."""
+    """Emit the training speed of one env in an epoch. Utilization is None if it was not measured."""
     emit_event(
         hub,
         TelemetryEventType.THROUGHPUT,
@@ -308,7 +309,7 @@ def emit_reward_summary(
     *,
     epoch: int | None = None,
 ) -> None:
-    """What one step's reward is made of."""
+    """Emit the terms of one step's reward."""
     emit_event(
         hub,
         TelemetryEventType.REWARD_SUMMARY,
@@ -320,7 +321,7 @@ def emit_reward_summary(
 
 
 def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]) -> None:
-    """How often each operation was forbidden: {name: {"hits": times forbidden, "total": times asked}}."""
+    """Emit how often each operation was masked: {name: {"hits": times masked, "total": times computed}}."""
     for name, counts in mask_stats.items():
         if counts.keys() != {"hits", "total"} or not 0 <= counts["hits"] <= counts["total"]:
             raise EsperError(
@@ -341,9 +342,9 @@ def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: dict[str, dict[str, int]]
 def check_performance_degradation(
     current_accuracy: float, baseline_accuracy: float, threshold: float = 0.05
 ) -> tuple[bool, float]:
-    """Whether accuracy fell below the baseline by more than a share `threshold` of it, and by what share it
-    did (negative for a gain). The baseline must not include the current value; at 0 there is nothing to
-    lose."""
+    """Whether accuracy is below the baseline by more than the share `threshold` of it, and the share
+    (negative for a gain). The baseline must not include the current value. For a baseline of 0 the share is
+    0."""
     if baseline_accuracy < 0 or threshold < 0:
         raise EsperError(
             f"baseline accuracy is {baseline_accuracy}, threshold {threshold}; both must be 0 or more"
@@ -355,8 +356,8 @@ def check_performance_degradation(
 def apply_slot_telemetry(
     slot_config: dict[str, Any], telemetry_config: TelemetryConfig, inner_epoch: int, global_epoch: int
 ) -> None:
-    """Set what is recorded of a network's slots from here on: whether lifecycle events are, and the clocks
-    they carry."""
+    """Set what is recorded of a network's slots from now on: whether lifecycle events are, and the epochs
+    that they carry."""
     slot_config.update(
         lifecycle=telemetry_config.level >= TelemetryLevel.NORMAL,
         epoch=inner_epoch,
@@ -364,13 +365,13 @@ def apply_slot_telemetry(
     )
 
 
-# -- the rest of a run's story -------------------------------------------------------------------------------
+# -- attribution and outcomes --------------------------------------------------------------------------------
 
 
 def emit_attribution(
     hub: TelemetryHub, env_id: int, device: str, table: CoalitionTable, *, epoch: int | None = None
 ) -> None:
-    """Everything that one epoch's coalition table says about who contributes what."""
+    """Emit the contributions of all seeds, from the coalition table of one epoch."""
     shapley = table.shapley()
     pairs = {
         f"{a}+{b}": table.interaction(a, b) for a, b in combinations(table.slots, 2) if table.has_pairs(a)
@@ -395,7 +396,7 @@ def emit_attribution(
 
 
 def emit_episode_outcome(hub: TelemetryHub, outcome: EpisodeOutcome, *, device: str | None = None) -> None:
-    """What an episode came to; once, after all penalties."""
+    """Emit the outcome of an episode, once, after all penalties."""
     data = asdict(outcome)
     emit_event(
         hub,

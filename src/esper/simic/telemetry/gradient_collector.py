@@ -1,7 +1,7 @@
-"""Gradients of training networks. Functions named `async` return device tensors and never wait; the caller
-transfers them together with whatever else it needs.
+"""Gradient statistics of networks in training. Functions named `async` return device tensors without waiting
+for the device; the caller transfers them together with other values.
 
-P rows of a population.
+Shapes: P is the number of rows of a population.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 
 @torch.no_grad()
 def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
-    """Statistics of every parameter's gradient, those without one left out. One transfer for all layers."""
+    """Statistics of the gradient of every parameter that has one. One transfer for all layers."""
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.numel()}
     if not gradients:
         return []
@@ -40,13 +40,13 @@ def collect_host_gradients_async(optimizer: PopulationOptimizer) -> Tensor:
 
 def collect_seed_gradients_only_async(optimizer: PopulationOptimizer) -> dict[str, Tensor]:
     """[P] norm of the seeds' gradients in the last step, before clipping, by slot; 0 in rows without a
-    learning seed."""
+    training seed."""
     return _stats(optimizer).norm
 
 
 def collect_seed_gradients_async(optimizer: PopulationOptimizer) -> dict[str, Tensor]:
-    """[P] seed to host norm in the last step, each per square root of its parameters, by slot; 0 where either
-    has none."""
+    """[P] ratio of seed to host gradient norm in the last step, each divided by the square root of its number
+    of parameters, by slot; 0 if either has no gradient."""
     model, host_norm = optimizer.model, collect_host_gradients_async(optimizer)
     ratios = {}
     for slot_id, norm in collect_seed_gradients_only_async(optimizer).items():
@@ -61,7 +61,7 @@ def collect_seed_gradients_async(optimizer: PopulationOptimizer) -> dict[str, Te
 
 
 def _stats(optimizer: PopulationOptimizer) -> GradientStats:
-    # p.grad would not do: the step clips it and adds the decay, in place.
+    # Not from p.grad: the step clips it and adds weight decay, in place.
     if optimizer.stats is None:
         raise EsperError("no gradient was measured yet; take an optimizer step first")
     return optimizer.stats

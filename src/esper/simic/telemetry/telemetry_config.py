@@ -1,5 +1,5 @@
-"""How much a run records. The level decides what is written down, never what is measured: sensors are control
-input."""
+"""How much a run records. The level decides what is recorded, never what is measured, because sensors are
+input of the policy."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from esper.leyline import EsperError, allowed, check_number
+from esper.nissa import hub
 
 
 class TelemetryLevel(IntEnum):
-    """The hub's levels by name."""
+    """The levels of the hub, which defines what each one records."""
 
-    OFF = 0
-    MINIMAL = 1
-    NORMAL = 2
-    DEBUG = 3
+    OFF = hub.OFF
+    MINIMAL = hub.MINIMAL
+    NORMAL = hub.NORMAL
+    DEBUG = hub.DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryConfig:
-    """The level of a run, and for how long an anomaly raises it."""
+    """The level of a run, and how long an anomaly raises it."""
 
     level: TelemetryLevel = TelemetryLevel.NORMAL
     escalation_rounds: int = 3
-    """Rounds recorded at level debug after a round with an anomaly; 0: an anomaly changes nothing."""
+    """Number of rounds recorded at level debug after a round with an anomaly; 0 disables this."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.level, TelemetryLevel):
@@ -33,7 +34,8 @@ class TelemetryConfig:
         check_number("telemetry", "escalation_rounds", self.escalation_rounds, integer=True)
 
     def level_in(self, round_idx: int, last_anomaly: int | None) -> TelemetryLevel:
-        """The level of a round, given the last round before it that had an anomaly. Level off stays off."""
+        """The level of a round, given the last earlier round that had an anomaly. Level off stays off."""
         if self.level is TelemetryLevel.OFF or last_anomaly is None:
             return self.level
-        return TelemetryLevel.DEBUG if 0 < round_idx - last_anomaly <= self.escalation_rounds else self.level
+        raised = 0 < round_idx - last_anomaly <= self.escalation_rounds
+        return TelemetryLevel.DEBUG if raised else self.level

@@ -1,204 +1,464 @@
 """Checkpoints of a run: everything that the rest of it depends on, in one file of safetensors and JSON.
 
-A checkpoint is taken between epochs. Between rounds it holds the agent, the normaliser and the history;
-within a round also every network, optimizer row, governor, tracker and the unfinished rollout, so that the
-run goes on bit for bit."""
+A checkpoint is taken between epochs. Between rounds it holds the agent, the normaliser, the history and the
+best policy so far; within a round also every network, optimizer row, governor, tracker and the unfinished
+rollout, so that the run continues bit for bit. A checkpoint is decoded and restored completely before any
+file of the run directory is changed."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from copy import deepcopy
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
-from esper._archive import read_archive, require_fields, write_archive
-from esper._files import write_atomic
+from esper._archive import load_tensors, read_archive, write_archive
+from esper._files import check_version, decode
+from esper.kasmina.seed import Seed
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
-from esper.leyline import EsperError, LifecycleOp
+from esper.leyline import EsperError, LifecycleOp, StructureError
+from esper.nissa import RunDirectory
+from esper.simic.agent.normalization import RewardScaleState
 from esper.simic.attribution import CoalitionTable
 from esper.simic.contracts import BatchSummary
 from esper.simic.training.action_execution import measure
 from esper.simic.training.vector_env import Ledger
+from esper.tolaria.governor import GovernorState
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
     from esper.simic.training.vectorized_trainer import Decisions, VectorizedPPOTrainer
+    from esper.tamiyo.policy import RecurrentPolicy
 
 KIND = "run"
+VERSION = 2
+"""Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy."""
+BEST = "best.safetensors"
 MAY_CHANGE = frozenset(
     {"rounds", "telemetry_dir", "telemetry", "checkpoint_every", "keep_last", "resume", "data_root"}
 )
-"""Settings that a resumed run may have different: they change how long it goes on or what is written down, no
-number."""
-_ENV_VALUES = (
-    "train_loss",
-    "train_correct",
-    "train_total",
-    "val_loss",
-    "val_correct",
-    "val_total",
-    "episode_idx",
-    "sensors",
-    "germinated",
-    "fossilized",
-    "pruned",
-    "rollbacks",
-    "last_success",
-    "total_reward",
-)
+"""Settings that a resumed run may change: they decide its length or its records, and no result."""
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointError(EsperError):
     """A checkpoint could not be written, or does not fit this run."""
 
 
+# -- the header ----------------------------------------------------------------------------------------------
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressState:
+    """Finished rounds, finished epochs of the next round, and a summary of each finished round."""
+
+    round_idx: Count
+    epoch: Count
+    history: list[BatchSummary]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestState:
+    """Score and round of the best policy; its tensors have the prefix "best."."""
+
+    score: float
+    round_idx: Count | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecorderState:
+    accuracies: list[float]
+    round_accuracies: list[float]
+    level: Annotated[int, msgspec.Meta(ge=0, le=3)]
+    round_idx: Count | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionsState:
+    offered: list[Count]
+    counts: dict[str, Count]
+    successes: dict[str, Count]
+    rewards: list[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    final_accs: list[float]
+    total_rewards: list[float]
+    rollback_occurred: list[bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """The JSON part of a RowSnapshot."""
+
+    seeds: dict[str, Seed]
+    germinations: Count
+
+    def snapshot(self, tensors: dict[str, Tensor]) -> RowSnapshot:
+        seeds = {slot_id: seed.to_dict() for slot_id, seed in self.seeds.items()}
+        return RowSnapshot(seeds, self.germinations, tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoalitionState:
+    fossilized: list[str]
+    scores: list[tuple[list[str], float, float]]
+    """Slots, loss and accuracy of each coalition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvValues:
+    """Fields of ParallelEnvState that are stored as they are."""
+
+    train_loss: float
+    train_correct: Count
+    train_total: Count
+    val_loss: float
+    val_correct: Count
+    val_total: Count
+    episode_idx: Count
+    sensors: dict[str, list[float]]
+    germinated: Count
+    fossilized: Count
+    pruned: Count
+    rollbacks: Count
+    last_op: LifecycleOp
+    last_success: bool
+    total_reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvState:
+    env_idx: Count
+    values: EnvValues
+    measured: bool
+    """Whether the env has a measurement of the state after its last step."""
+    tracker: dict[str, Any]
+    governor: GovernorState
+    row: RowState
+    good: RowState
+    """The governor's snapshot."""
+    coalitions: CoalitionState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """An unfinished round. Data, rewards and scalers decode their own state."""
+
+    data: dict[str, Any]
+    rewards: dict[str, Any]
+    decisions: DecisionsState
+    ledger: LedgerState
+    scalers: list[dict[str, Any]]
+    envs: list[EnvState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The JSON part of a checkpoint."""
+
+    kind: Literal["run"]
+    version: int
+    config: dict[str, Any]
+    seq: Count
+    """Number of the log's next event when the checkpoint was taken."""
+    announced: bool
+    """Whether the log announces the checkpoint; one taken because of a stop request is not announced."""
+    agent: dict[str, Any] | None
+    """Decoded by the agent."""
+    progress: ProgressState
+    best: BestState
+    policy: dict[str, Any]
+    """Decoded by the policy, as is the teacher's by the teacher."""
+    teacher: dict[str, Any] | None
+    normalizer: RewardScaleState
+    recorder: RecorderState
+    round: RoundState | None
+
+    @property
+    def finished(self) -> tuple[int, int]:
+        """Finished rounds, and finished epochs of the next."""
+        return self.progress.round_idx, self.progress.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was read completely and fits the run."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    header: Header
+
+    @property
+    def agent_tensors(self) -> dict[str, Tensor]:
+        """The agent's own tensors, by the names that it gave them."""
+        return _under(self.tensors, "agent.")
+
+
+# -- the best policy -----------------------------------------------------------------------------------------
+
+
+class BestPolicy:
+    """The policy with the highest mean objective of a round so far: the weights that played that round, not
+    those that the update after it made. Rounds that a teacher decided do not compete.
+
+    If rollouts are shorter than episodes, updates also happen within a round; the weights are then those at
+    the beginning of the round."""
+
+    def __init__(self) -> None:
+        self.score = -math.inf
+        self.round_idx: int | None = None
+        self.policy: RecurrentPolicy | None = None
+        self.playing: RecurrentPolicy | None = None
+        """A copy of the policy at the beginning of the current round."""
+
+    def begin_round(self, policy: RecurrentPolicy | None) -> None:
+        self.playing = deepcopy(policy)
+
+    def end_round(self, summary: BatchSummary) -> bool:
+        """Whether the finished round is the best so far; its policy is then kept."""
+        if not summary.mean_objective > self.score:
+            return False
+        self.score, self.round_idx, self.policy = summary.mean_objective, summary.round_idx, self.playing
+        return True
+
+    def tensors(self, *, within_round: bool) -> dict[str, Tensor]:
+        """What a checkpoint keeps: the best policy, and within a round the one that plays it."""
+        tensors: dict[str, Tensor] = {}
+        if self.policy is not None:
+            tensors |= {f"best.{name}": t for name, t in self.policy.network.state_dict().items()}
+        if self.playing is not None and within_round:
+            tensors |= {f"playing.{name}": t for name, t in self.playing.network.state_dict().items()}
+        return tensors
+
+    def load(self, state: BestState, tensors: Mapping[str, Tensor], like: RecurrentPolicy | None) -> None:
+        """Restore from a checkpoint; `like` is the agent's policy."""
+        self.score, self.round_idx = state.score, state.round_idx
+        self.policy = _policy_with(_under(tensors, "best."), like)
+        self.playing = _policy_with(_under(tensors, "playing."), like)
+
+
+def _policy_with(tensors: dict[str, Tensor], like: RecurrentPolicy | None) -> RecurrentPolicy | None:
+    if like is None or not tensors:
+        return None
+    policy = deepcopy(like)
+    load_tensors("best policy", policy.network.state_dict(), tensors)
+    return policy
+
+
+# -- the directory -------------------------------------------------------------------------------------------
+
+
 class CheckpointStore:
-    """The `checkpoints` directory of a run: the last few, and the one after the best round."""
+    """The `checkpoints` directory of a run: the newest checkpoints, and `best.safetensors`, the policy of the
+    best round (a policy file)."""
 
     def __init__(self, directory: str | Path, keep_last: int) -> None:
         self.directory, self.keep_last = Path(directory), keep_last
 
     def save(self, trainer: VectorizedPPOTrainer, *, announce: bool) -> Path:
-        """Write a checkpoint and delete those that are too old. One taken because the run was told to stop is
-        not announced: resumed, the run's story has no trace of it."""
+        """Write a checkpoint and delete those that are too old. A checkpoint that a stop request caused is
+        not announced, so that the log of the resumed run has no trace of it."""
         progress = trainer.progress
         path = self.directory / _name(progress.round_idx, progress.epoch)
-        own = (
-            announce and not progress.epoch and progress.round_idx > trainer.config.teacher_rounds
-        )  # not the teacher's J
-        best = progress.history[-1].mean_objective if own else -math.inf
-        is_best = best > progress.best
-        progress.best = max(progress.best, best)
-        trainer.recorder.hub.flush()  # first: a checkpoint counts on the events before it
+        trainer.recorder.hub.flush()  # first: the checkpoint relies on the events before it
         tensors, meta = capture(trainer)
         try:
-            write_archive(path, tensors, meta | {"announced": announce, "is_best": is_best})
+            write_archive(path, tensors, meta | {"announced": announce})
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
-        self.complete(trainer, path, announce=announce, is_best=is_best)
+        self.complete(trainer, path, announce=announce)
         return path
 
-    def complete(self, trainer: VectorizedPPOTrainer, path: Path, *, announce: bool, is_best: bool) -> None:
-        """What follows once a checkpoint is written. A run that was killed in between does it when it goes
-        on."""
+    def complete(self, trainer: VectorizedPPOTrainer, path: Path, *, announce: bool) -> None:
+        """What follows once a checkpoint is written. If a run is killed before this, the resumed run does
+        it."""
         try:
-            if is_best:
-                write_atomic(self.directory / "best.safetensors", path.read_bytes())
-            for old in self.found()[: -self.keep_last]:
+            for old in stored_checkpoints(self.directory)[: -self.keep_last]:
                 old.unlink()
         except OSError as error:
-            raise CheckpointError(f"cannot write to {self.directory}: {error.strerror}") from error
+            raise CheckpointError(f"cannot delete from {self.directory}: {error.strerror}") from error
         if announce:
-            trainer.recorder.checkpoint(path.name, trainer.progress, best=is_best)
+            progress, best = trainer.progress, trainer.best
+            is_best = best.round_idx is not None and best.round_idx == progress.round_idx - 1
+            trainer.recorder.checkpoint(path.name, progress, best=is_best)
 
-    def found(self) -> list[Path]:
-        """Checkpoints, oldest first."""
-        return sorted(self.directory.glob("round-*.safetensors"))
+    def save_best(self, best: BestPolicy) -> None:
+        """Make `best.safetensors` the best policy so far; delete it if there is none."""
+        path = self.directory / BEST
+        try:
+            if best.policy is None:
+                path.unlink(missing_ok=True)
+            else:
+                best.policy.save(path)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}") from error
 
-    def forget_after(self, finished: tuple[int, int]) -> None:
-        """Delete checkpoints of what came after these finished rounds and epochs: a run that goes on from
-        there has no log of it, and would take them for its newest."""
-        for path in self.found():
-            if path.name > _name(*finished):
+    def go_back_to(self, checkpoint: Checkpoint, best: BestPolicy) -> None:
+        """Remove what was written after a checkpoint: the log of the resumed run does not have it, and a
+        later resume would take it for the newest."""
+        for path in stored_checkpoints(self.directory):
+            if path.name > _name(*checkpoint.header.finished):
                 path.unlink()
+        self.save_best(best)
+
+
+def stored_checkpoints(directory: Path) -> list[Path]:
+    """Checkpoints, oldest first."""
+    return sorted(directory.glob("round-*.safetensors"))
 
 
 def _name(round_idx: int, epoch: int) -> str:
     return f"round-{round_idx:06d}-epoch-{epoch:04d}.safetensors"
 
 
-def find_checkpoint(resume: str, directory: Path | None) -> Path:
-    """The file that `resume` names: a path, or with "auto" the newest of the run directory."""
-    if resume != "auto":
-        if not Path(resume).is_file():
-            raise CheckpointError(f"resume: no file {resume}; allowed: auto or the path of a checkpoint")
-        return Path(resume)
+def open_checkpoint(config: TrainingConfig, directory: Path | None) -> Checkpoint | None:
+    """The checkpoint that `config.resume` names: a file, or with "auto" the newest intact one of the run
+    directory. None if the run there has no checkpoint yet and must start over."""
+    assert config.resume is not None
+    if config.resume != "auto":
+        return _open_file(Path(config.resume), config)
     if directory is None:
         raise CheckpointError(
             "resume is auto, which needs the run's directory (telemetry_dir) to look for checkpoints in"
         )
-    found = CheckpointStore(directory / "checkpoints", 1).found()
-    if not found:
+    stored = stored_checkpoints(directory / "checkpoints")
+    damaged: list[str] = []
+    for path in reversed(stored):
+        try:
+            checkpoint = read_checkpoint(path, config)
+        except StructureError as error:
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            _log.warning("warning: damaged checkpoint: %s; the run continues from %s", message, path.name)
+        return checkpoint
+    if damaged:
+        raise CheckpointError("no checkpoint is intact: " + "; ".join(damaged))
+    if not (directory / "checkpoints").is_dir():
         raise CheckpointError(f"resume is auto, but {directory / 'checkpoints'} holds no checkpoint")
-    return found[-1]
+    return None
 
 
-def read_checkpoint(path: Path, config: TrainingConfig) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A checkpoint's content, once it is whole and was made by a run with these settings."""
+def _open_file(path: Path, config: TrainingConfig) -> Checkpoint:
+    if not path.is_file():
+        raise CheckpointError(f"resume: no file {path}; allowed: auto or the path of a checkpoint")
+    try:
+        return read_checkpoint(path, config)
+    except StructureError as error:
+        for other in reversed(stored_checkpoints(path.parent)):
+            if other.name < path.name and _is_intact(other, config):
+                raise CheckpointError(
+                    f"{error}; the newest intact checkpoint before it is {other}"
+                ) from error
+        raise
+
+
+def _is_intact(path: Path, config: TrainingConfig) -> bool:
+    try:
+        read_checkpoint(path, config)
+    except EsperError:
+        return False
+    return True
+
+
+def read_checkpoint(path: Path, config: TrainingConfig) -> Checkpoint:
+    """Read a checkpoint of a run with these settings. Damage is a StructureError, any other obstacle a
+    CheckpointError."""
     try:
         tensors, meta = read_archive(path, kind=KIND)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    meta = _unpacked(meta)
-    require_fields(
-        path,
-        "header",
-        meta,
-        (
-            "kind",
-            "config",
-            "seq",
-            "announced",
-            "is_best",
-            "agent",
-            "progress",
-            "policy",
-            "teacher",
-            "normalizer",
-            "recorder",
-            "round",
-        ),
-    )
-    may_change = (
-        MAY_CHANGE - {"rounds"} if config.rent_curriculum else MAY_CHANGE
-    )  # it is laid out over all rounds
-    for name, value in config.to_json().items():
-        stored = meta["config"].get(name)
-        if name not in may_change and stored != value:
-            raise CheckpointError(f"{path}: {_difference(name, stored, value)}")
-    if config.rounds < finished_of(meta)[0]:
+    _check_version(path, meta)
+    header = decode(Header, _unpacked(meta), path, complete=True)
+    check_same_run(path, header.config, config)
+    if config.rounds < header.progress.round_idx:
         raise CheckpointError(
-            f"{path}: {finished_of(meta)[0]} rounds are finished; rounds is {config.rounds}, must be no less"
+            f"{path}: {header.progress.round_idx} rounds are finished; rounds is {config.rounds}, must be no "
+            "less"
         )
-    return tensors, meta
+    return Checkpoint(path, tensors, header)
 
 
-def _difference(name: str, stored: Any, ours: Any) -> str:
-    """Names the first field that differs, however deep."""
+def _check_version(path: Path, meta: Mapping[str, Any]) -> None:
+    version = meta.get("version", 1)
+    try:
+        check_version(meta, VERSION, path)
+    except StructureError as error:
+        raise CheckpointError(str(error)) from None  # the file is not damaged
+    if isinstance(version, int) and version < VERSION:
+        raise CheckpointError(
+            f"{path}: version is {version}, written by an older Esper; this one resumes version {VERSION}. "
+            "Start the run anew, or resume it with the Esper that wrote it; its policy can still be loaded"
+        )
+
+
+def check_same_run(
+    origin: Path, stored: Mapping[str, Any], config: TrainingConfig, *, place: str = "checkpoint"
+) -> None:
+    """A run may only continue with the settings that it began with, except MAY_CHANGE. `place` names what
+    holds the stored settings."""
+    may_change = MAY_CHANGE
+    if config.rent_curriculum:
+        may_change = MAY_CHANGE - {"rounds"}  # the curriculum is laid out over all rounds
+    for name, value in config.to_json().items():
+        if name not in may_change and stored.get(name) != value:
+            path, theirs, ours = _difference(name, stored.get(name), value)
+            raise CheckpointError(f"{origin}: {path} is {theirs!r} in the {place} and {ours!r} in this run")
+
+
+def _difference(name: str, stored: Any, ours: Any) -> tuple[str, Any, Any]:
+    """Path and values of the first field that differs, however deep."""
     if isinstance(stored, dict) and isinstance(ours, dict):
         for key in sorted(stored.keys() | ours.keys()):
             if stored.get(key) != ours.get(key):
                 return _difference(f"{name}.{key}", stored.get(key), ours.get(key))
-    return f"{name} is {stored!r} in the checkpoint and {ours!r} in this run"
+    return name, stored, ours
+
+
+def start_over(config: TrainingConfig, directory: Path) -> RunDirectory:
+    """Begin the run anew in the directory of a run with the same settings that has no checkpoint yet."""
+    if (directory / "run.json").exists():
+        stored = RunDirectory.open(directory).config
+        check_same_run(directory / "config.json", stored, config, place="run's record")
+    return RunDirectory.restart(directory, config=config.to_json())
 
 
 # -- capture -------------------------------------------------------------------------------------------------
 
 
 def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The run as it stands."""
-    progress, context = trainer.progress, trainer.context
-    tensors: dict[str, Tensor] = {}
+    """The tensors and the header of the run as it stands."""
+    progress, context, best = trainer.progress, trainer.context, trainer.best
+    tensors = best.tensors(within_round=progress.epoch > 0)
     agent_meta = None
     if trainer.agent is not None:
-        found, agent_meta = trainer.agent.state()
-        tensors |= {f"agent.{name}": tensor for name, tensor in found.items()}
+        agent_tensors, agent_meta = trainer.agent.state()
+        tensors |= {f"agent.{name}": tensor for name, tensor in agent_tensors.items()}
     meta = {
         "kind": KIND,
+        "version": VERSION,
         "config": trainer.config.to_json(),
         "seq": trainer.recorder.next_seq,
         "agent": agent_meta,
         "progress": {
             "round_idx": progress.round_idx,
             "epoch": progress.epoch,
-            "best": progress.best,
             "history": [asdict(summary) for summary in progress.history],
         },
+        "best": {"score": best.score, "round_idx": best.round_idx},
         "policy": context.policy.state(),
         "teacher": None if context.teacher is None else context.teacher.state(),
         "normalizer": context.normalizer.state_dict(),
@@ -217,11 +477,7 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
         "data": env.train.state(),
         "rewards": trainer.context.rewards.state(),
         "decisions": _decided(trainer.decisions),
-        "ledger": {
-            "final_accs": env.ledger.final_accs,
-            "total_rewards": env.ledger.total_rewards,
-            "rollback_occurred": env.ledger.rollback_occurred,
-        },
+        "ledger": {field.name: getattr(env.ledger, field.name) for field in fields(LedgerState)},
         "scalers": [group.scaler.state_dict() for group in env.groups],
         "envs": [_capture_env(group, member, tensors) for group in env.groups for member in group.envs],
     }
@@ -230,27 +486,28 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
 def _capture_env(group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tensor]) -> dict[str, Any]:
     name = f"env.{env.env_idx}"
     now, good = snapshot_row(group.model, env.row), env.governor.last_good
-    tensors |= {f"{name}.row.{key}": tensor for key, tensor in now.tensors.items()}
-    tensors |= {f"{name}.good.{key}": tensor for key, tensor in good.tensors.items()}
-    tensors |= {
-        f"{name}.optimizer.{key}": tensor for key, tensor in group.optimizer.row_state(env.row).items()
-    }
+    for part, part_tensors in (
+        ("row", now.tensors),
+        ("good", good.tensors),
+        ("optimizer", group.optimizer.row_state(env.row)),
+    ):
+        tensors |= {f"{name}.{part}.{key}": tensor for key, tensor in part_tensors.items()}
     table = env.coalitions
+    coalitions = None
+    if table is not None:
+        coalitions = {
+            "fossilized": sorted(table.fossilized),
+            "scores": [[sorted(slots), *score] for slots, score in table.scores.items()],
+        }
     return {
         "env_idx": env.env_idx,
-        **{key: getattr(env, key) for key in _ENV_VALUES},
-        "last_op": int(env.last_op),
+        "values": {field.name: getattr(env, field.name) for field in fields(EnvValues)},
         "measured": env.last_measure is not None,
         "tracker": env.signal_tracker.state_dict(),
         "governor": env.governor.state(),
         "row": {"seeds": now.seeds, "germinations": now.germinations},
         "good": {"seeds": good.seeds, "germinations": good.germinations},
-        "coalitions": None
-        if table is None
-        else {
-            "fossilized": sorted(table.fossilized),
-            "scores": [[sorted(c), *score] for c, score in table.scores.items()],
-        },
+        "coalitions": coalitions,
     }
 
 
@@ -266,63 +523,59 @@ def _decided(decisions: Decisions) -> dict[str, Any]:
 # -- restore -------------------------------------------------------------------------------------------------
 
 
-def restore(
-    trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], origin: Path
-) -> None:
-    """Make a fresh trainer what the captured one was. Its agent was made from the checkpoint already."""
+def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
+    """Give a fresh trainer the captured state. Its agent was built from the checkpoint already. Nothing but
+    the trainer changes, so a checkpoint that does not fit leaves the run directory as it is."""
+    header = checkpoint.header
     try:
-        progress, stored = trainer.progress, meta["progress"]
-        progress.round_idx, progress.epoch, progress.best = (
-            stored["round_idx"],
-            stored["epoch"],
-            stored["best"],
-        )
-        progress.history[:] = [
-            BatchSummary(**summary | {"objectives": tuple(summary["objectives"])})
-            for summary in stored["history"]
-        ]
-        trainer.context.policy.load_state(meta["policy"])
-        if trainer.context.teacher is not None:
-            trainer.context.teacher.load_state(meta["teacher"])
-        trainer.context.normalizer.load_state_dict(meta["normalizer"])
-        trainer.recorder.load_state(meta["recorder"])
-        if meta["round"] is not None:
-            _restore_round(trainer, tensors, meta["round"])
+        progress, context = trainer.progress, trainer.context
+        progress.round_idx, progress.epoch = header.finished
+        progress.history[:] = header.progress.history
+        like = None if trainer.agent is None else trainer.agent.policy
+        trainer.best.load(header.best, checkpoint.tensors, like)
+        context.normalizer.load_state_dict(asdict(header.normalizer))
+        trainer.recorder.load_state(asdict(header.recorder))
+        context.policy.load_state(header.policy)
+        if context.teacher is not None:
+            if header.teacher is None:
+                raise StructureError("field teacher is null, but this run has a teacher")
+            context.teacher.load_state(header.teacher)
+        if header.round is not None:
+            _restore_round(trainer, checkpoint.tensors, header.round)
     except EsperError as error:
-        raise CheckpointError(f"{origin}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{origin}: a value is missing or of the wrong kind: {error}") from error
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+        ArithmeticError,
+        RuntimeError,
+    ) as error:
+        # Parts that decode their own state (data, trackers, policies) may refuse a wrong value like this.
+        raise CheckpointError(
+            f"{checkpoint.path}: a value is missing or of the wrong kind: {type(error).__name__}: {error}"
+        ) from error
 
 
-def finished_of(meta: Mapping[str, Any]) -> tuple[int, int]:
-    """Finished rounds, and finished epochs of the next."""
-    return meta["progress"]["round_idx"], meta["progress"]["epoch"]
-
-
-def agent_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The agent's own tensors, by the names that it gave them."""
-    return _under(tensors, "agent.")
-
-
-def _restore_round(
-    trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
-) -> None:
+def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], state: RoundState) -> None:
     env = trainer.env
     env.begin_round(trainer.progress.round_idx)
-    env.train.load_state(meta["data"])
-    trainer.context.rewards.load_state(meta["rewards"])
-    decisions = meta["decisions"]
-    trainer.decisions.offered[:] = torch.tensor(decisions["offered"])
-    trainer.decisions.counts, trainer.decisions.successes = decisions["counts"], decisions["successes"]
-    trainer.decisions.rewards = decisions["rewards"]
-    env.ledger = Ledger(**meta["ledger"])
+    env.train.load_state(state.data)
+    trainer.context.rewards.load_state(state.rewards)
+    decisions = trainer.decisions
+    decisions.offered[:] = torch.tensor(state.decisions.offered)
+    decisions.counts, decisions.successes = state.decisions.counts, state.decisions.successes
+    decisions.rewards = state.decisions.rewards
+    env.ledger = Ledger(**{field.name: getattr(state.ledger, field.name) for field in fields(LedgerState)})
     hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
     trainer.hidden = (hidden[0], hidden[1]) if hidden else None
     trainer.reset = tensors["reset"].to(trainer.device)
     if trainer.agent is not None and trainer.hidden is not None and not trainer.agent.buffer.length:
         trainer.agent.begin_rollout(trainer.hidden)  # stopped between two rollouts of one episode
-    by_idx = {stored["env_idx"]: stored for stored in meta["envs"]}
-    for group, scaler in zip(env.groups, meta["scalers"], strict=True):
+    by_idx = {stored.env_idx: stored for stored in state.envs}
+    for group, scaler in zip(env.groups, state.scalers, strict=True):
         group.scaler.load_state_dict(scaler)
         for member in group.envs:
             _restore_env(group, member, _under(tensors, f"env.{member.env_idx}."), by_idx[member.env_idx])
@@ -330,45 +583,44 @@ def _restore_round(
     trainer.set_rent()
 
 
-def _restore_env(
-    group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tensor], meta: Mapping[str, Any]
-) -> None:
-    restore_row(group.model, RowSnapshot(**meta["row"], tensors=_under(tensors, "row.")), env.row)
+def _restore_env(group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tensor], state: EnvState) -> None:
+    restore_row(group.model, state.row.snapshot(_under(tensors, "row.")), env.row)
     group.optimizer.load_row_state(env.row, _under(tensors, "optimizer."))
-    env.governor.load_state(meta["governor"], RowSnapshot(**meta["good"], tensors=_under(tensors, "good.")))
-    env.signal_tracker.load_state_dict(meta["tracker"])
-    for name in _ENV_VALUES:
-        setattr(env, name, meta[name])
-    env.last_op = LifecycleOp(meta["last_op"])
-    if (table := meta["coalitions"]) is not None:
+    env.governor.load_state(asdict(state.governor), state.good.snapshot(_under(tensors, "good.")))
+    env.signal_tracker.load_state_dict(state.tracker)
+    for field in fields(EnvValues):
+        setattr(env, field.name, getattr(state.values, field.name))
+    if state.coalitions is not None:
         env.coalitions = CoalitionTable(
-            {frozenset(slots): (loss, accuracy) for slots, loss, accuracy in table["scores"]},
-            frozenset(table["fossilized"]),
+            {frozenset(slots): (loss, accuracy) for slots, loss, accuracy in state.coalitions.scores},
+            frozenset(state.coalitions.fossilized),
         )
-    # Nothing has changed since the network was measured, so measuring it again gives what was measured.
-    env.last_measure = measure(env) if meta["measured"] else None
+    # The network has not changed since it was measured, so a new measurement gives the same numbers.
+    env.last_measure = measure(env) if state.measured else None
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-# JSON has no infinity: a network that blew up has, and its checkpoint must say so.
+# JSON has no infinity, but the losses of a diverged network may be infinite.
 
 
 def _packed(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if isinstance(value, Mapping):
-        return {key: _packed(v) for key, v in value.items()}
-    return [_packed(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {key: _packed(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_packed(item) for item in value]
+    return value
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        return (
-            float(value["float"])
-            if set(value) == {"float"}
-            else {key: _unpacked(v) for key, v in value.items()}
-        )
-    return [_unpacked(v) for v in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_unpacked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"float"} and value["float"] in ("inf", "-inf", "nan"):
+        return float(value["float"])
+    return {key: _unpacked(item) for key, item in value.items()}

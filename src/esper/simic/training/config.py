@@ -1,25 +1,21 @@
-"""The configuration of a run: every setting with its help text and range; presets; and the origin of each
-value.
+"""The configuration of a run: every setting with its help text and range, and one strict decoder for them.
 
 Values reach a `TrainingConfig` as Python objects, as JSON (`from_json`) or as text (YAML and flags, through
-`resolve`). One strict decoder reads them all. This module knows no tasks: a task checks the settings that
-concern it when the run is built."""
+`presets.resolve`). This module knows no tasks: a task checks the settings that concern it when the run is
+built."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
 
 from esper.kasmina.layers import check_population
 from esper.leyline import (
@@ -29,11 +25,11 @@ from esper.leyline import (
     LossRewardConfig,
     RewardConfig,
     RewardFamily,
-    RewardMode,
     SlotConfig,
     allowed,
 )
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tolaria.governor import GovernorConfig
@@ -53,8 +49,9 @@ class TrainingConfig:
     wait (never acts)."""
     rounds: int = 100
     """Number of training rounds. In each round, every env plays one episode."""
-    envs: int = 16
-    """Number of networks that are trained side by side."""
+    envs: int = 64
+    """Number of networks that are trained side by side. Whole populations are cheapest: rows without an env
+    cost as much as others."""
     twins: int = 1
     """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
     relative to their mean, which removes the noise that they share."""
@@ -88,7 +85,8 @@ class TrainingConfig:
     devices: tuple[str, ...] = ("cpu",)
     """Devices of the networks. Populations are assigned in turn; the policy is on the first device."""
     population: int | None = None
-    """Number of networks that are fused into one graph, 1 or a multiple of 8; none: the task's."""
+    """Number of networks that are fused into one graph, 1 or a multiple of 8, and a multiple of twins; none:
+    the task's. It does not follow the number of envs, so an env's result does not depend on it."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Precision of the networks' forward passes. fp16 needs a population of 1."""
     gpu_preload: bool = False
@@ -146,7 +144,7 @@ class TrainingConfig:
     """Checkpoint to continue from; auto: the newest one in the run directory."""
 
     def __post_init__(self) -> None:
-        nested = _nested(_leaves(_shallow(self), "config"))
+        nested = unflatten(flatten(_shallow(self), "config"))
         for name, kind in kinds(type(self)).items():
             object.__setattr__(self, name, _build(kind, nested.get(name, {})))
         mode = LEAVES["reward.mode"]
@@ -156,6 +154,9 @@ class TrainingConfig:
             check_population(self.population)
         if self.slots is not None:
             SlotConfig.from_ids(self.slots)
+        check_reward_mode(self.reward.mode)
+        for mode in self.ab_reward_modes:
+            check_reward_mode(mode, "ab_reward_modes")
         for message in self._contradictions():
             raise EsperError(f"config: {message}")
 
@@ -214,7 +215,7 @@ class TrainingConfig:
                     f"reward.mode {mode} with reward_family loss, which has no modes; allowed: "
                     f"reward_family contribution, or reward.mode {default_mode}, the default"
                 )
-        size_is_free = self.reward_family is RewardFamily.LOSS or mode in _MODES_WITHOUT_RENT
+        size_is_free = self.reward_family is RewardFamily.LOSS or not prices_size(mode)
         if self.rent_curriculum and size_is_free:
             yield (
                 f"rent_curriculum {self.rent_curriculum} with reward_family {self.reward_family}, mode "
@@ -236,17 +237,14 @@ class TrainingConfig:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """The config that `to_json` wrote. Unknown keys and missing keys are refused."""
-        leaves = _leaves(values, "config")
+        leaves = flatten(values, "config")
         missing = [path for path in LEAVES if path not in leaves]
         if missing:
             raise EsperError(
                 f"config: {', '.join(missing)} missing; a whole config has {len(LEAVES)} values. A file with "
                 "some of the settings can be given to `esper train --config`"
             )
-        return cls(**_nested(leaves))
-
-
-_MODES_WITHOUT_RENT = (RewardMode.SIMPLIFIED, RewardMode.BASIC, RewardMode.BASIC_PLUS)
+        return cls(**unflatten(leaves))
 
 
 # -- settings by dotted path ---------------------------------------------------------------------------------
@@ -265,8 +263,18 @@ def _paths(section: Any, prefix: str = "") -> dict[str, Any]:
     return paths
 
 
+def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, kind in kinds(section).items():
+        if is_dataclass(kind):
+            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
+    return sections
+
+
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
+SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
+"""Every section by its dotted path, with its dataclass."""
 
 _ROUNDS = 10_000_000
 _LIMITS: Mapping[str, tuple[float, float]] = {
@@ -438,7 +446,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _leaves(
+def flatten(
     values: Mapping[str, Any], origin: str, *, text: bool = False, prefix: str = ""
 ) -> dict[str, Any]:
     """Nested or dotted keys as dotted paths with decoded values."""
@@ -452,9 +460,9 @@ def _leaves(
         elif key not in siblings:
             raise unknown_word(f"{origin}: unknown key", path, sorted(prefix + name for name in siblings))
         elif isinstance(value, Mapping):
-            inside = _leaves(value, origin, text=text, prefix=f"{path}.")
-        elif is_dataclass(value) and type(value) is _SECTIONS[path]:
-            inside = _leaves(_shallow(value), origin, prefix=f"{path}.")
+            inside = flatten(value, origin, text=text, prefix=f"{path}.")
+        elif is_dataclass(value) and type(value) is SECTIONS[path]:
+            inside = flatten(_shallow(value), origin, prefix=f"{path}.")
         else:
             raise EsperError(f"{origin}: {path} is {shorten(value)}, must be a section with keys of its own")
         twice = leaves.keys() & inside.keys()
@@ -464,18 +472,7 @@ def _leaves(
     return leaves
 
 
-def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for name, kind in kinds(section).items():
-        if is_dataclass(kind):
-            sections |= {prefix + name: kind, **_sections(kind, f"{prefix}{name}.")}
-    return sections
-
-
-_SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path, value in leaves.items():
         *sections, name = path.split(".")
@@ -492,120 +489,3 @@ def _build(kind: Any, value: Any) -> Any:
         return value
     inner = kinds(kind)
     return kind(**{name: _build(inner[name], item) for name, item in value.items()})  # type: ignore[operator]
-
-
-# -- presets, files, flags -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A named starting point."""
-
-    summary: str
-    values: Mapping[str, Any]
-
-
-_TAUGHT: Mapping[str, Any] = {
-    "teacher": "schedule",
-    "teacher_updates": 8,
-    "reward.mode": "shaped",
-    "ppo.imitation_lr": 3e-4,
-    "ppo.lr": 3e-5,
-    "ppo.entropy_coef": 0.003,
-    "ppo.epsilon": 0.05,
-    "ppo.minibatches": 8,
-}
-"""Imitation first, then PPO with steps so small that noise cannot undo what the teacher taught."""
-_SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
-PRESETS: Mapping[str, Preset] = {
-    "quickstart": Preset(
-        "trains a useful policy in minutes",
-        {"task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT},
-    ),
-    "digits_baseline": Preset(
-        "decide whether a healthy host needs a seed", {"task": "digits_baseline", **_SHORT}
-    ),
-    "digits_impaired": Preset(
-        "grow early, in the blocks where images are still large", {"task": "digits_impaired", **_SHORT}
-    ),
-    "digits_scale": Preset("the same with five slots", {"task": "digits_scale", **_SHORT}),
-    "digits_shift": Preset(
-        "find out what is wrong with each network", {"task": "digits_shift", **_SHORT, "rounds": 10}
-    ),
-    "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline"}),
-    "cifar_baseline_stable": Preset(
-        "the same with smaller steps and twice the rounds",
-        {"task": "cifar_baseline", "rounds": 200, "ppo.clip": 0.1, "ppo.lr": 3e-4, "ppo.lr_end": 3e-4},
-    ),
-    "cifar_scale": Preset("five blocks and five slots on CIFAR-10", {"task": "cifar_scale", "envs": 8}),
-    "cifar_impaired": Preset("a host of 77 parameters that must grow", {"task": "cifar_impaired"}),
-    "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal"}),
-    "tinystories": Preset(
-        "a language model of 30 million parameters",
-        {"task": "tinystories", "envs": 4, "amp": "bf16", "checkpoint_every": 1},
-    ),
-}
-
-
-def resolve(
-    preset: str | None = None, file: str | Path | None = None, flags: Mapping[str, Any] | None = None
-) -> tuple[TrainingConfig, dict[str, str]]:
-    """The config of a preset, a file and flags (text), and the origin of each value by dotted path. The file
-    overrides the preset, and flags override both."""
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if preset is not None:
-        if preset not in PRESETS:
-            raise unknown_word("unknown preset", preset, PRESETS)
-        layers.append((f"preset {preset}", _leaves(PRESETS[preset].values, f"preset {preset}")))
-    if file is not None:
-        is_text = Path(file).suffix != ".json"
-        layers.append((f"file {file}", _leaves(read_file(Path(file)), f"file {file}", text=is_text)))
-    layers.append(("flag", _leaves(flags or {}, "flag", text=True)))
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(LEAVES, "default")
-    for origin, leaves in layers:
-        values |= leaves
-        origins |= dict.fromkeys(leaves, origin)
-    return TrainingConfig(**_nested(values)), origins
-
-
-def _unique_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for key, value in pairs:
-        if not isinstance(key, str):
-            raise EsperError(f"key {shorten(key)} is not a name")
-        if key in values:
-            raise EsperError(f"key {shorten(key)} is given twice")
-        values[key] = value
-    return values
-
-
-class _TextLoader(yaml.BaseLoader):
-    """YAML whose scalars stay text, so that `off` is not a boolean and `1e-3` can be a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
-        return _unique_keys(
-            (self.construct_object(key, deep=True), self.construct_object(item, deep=True))
-            for key, item in node.value
-        )
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings in a .json, .yaml or .yml file."""
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        raise EsperError(f"file {path} ends in {path.suffix!r}; allowed: .json, .yaml, .yml")
-    if path.exists() and not path.is_file():
-        raise EsperError(f"file {path} is not a regular file")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            values = json.loads(text, object_pairs_hook=_unique_keys)
-        else:
-            values = yaml.load(text, _TextLoader)
-    except RecursionError:
-        raise EsperError(f"file {path}: nested too deeply; settings have at most 3 levels") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise EsperError(f"file {path}: {getattr(error, 'strerror', None) or error}") from None
-    if not isinstance(values, dict):
-        raise EsperError(f"file {path} holds {shorten(values)}, must hold settings by name")
-    return values

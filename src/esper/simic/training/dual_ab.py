@@ -1,7 +1,7 @@
-"""A/B of reward modes: one policy per mode, on the same random streams, their rounds interleaved.
+"""A/B of reward modes: one policy per mode, on the same random streams, with their rounds interleaved.
 
 Networks, data order and action noise of env i in round r are the same in every group, so results are compared
-pair by pair."""
+in pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,42 +22,63 @@ from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 
 LAST_SHARE = 0.25
-"""Groups are compared over the last quarter of their rounds, when they have learned what they will."""
+"""Groups are compared over the last quarter of their rounds, when training is nearly complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class ABResult:
-    """Objective J by mode, [rounds, envs] each, of the rounds that all groups have played; and what it
-    says."""
+    """Objective J of each mode, and the estimates that follow.
+
+    All rounds of one env are resampled together, with those of its twins: they were decided by one trained
+    policy, so rounds × envs are no independent sample."""
 
     objectives: dict[str, npt.NDArray[np.float64]]
+    """[rounds, envs] of the rounds that all groups have finished."""
     means: dict[str, Estimate]
     differences: dict[tuple[str, str], Estimate]
     """One − other, paired by round and env."""
     stopped: bool = False
+    covers: ClassVar[str] = (
+        "Intervals cover the luck of the networks that these policies decided for, not the luck of training: "
+        "each mode trained one policy. Repeat the comparison with other random seeds to cover both."
+    )
+    """What the intervals mean, for whoever prints them."""
 
     @classmethod
-    def of(cls, played: Mapping[str, Mapping[int, Sequence[float]]], *, stopped: bool = False) -> ABResult:
+    def of(
+        cls,
+        played: Mapping[str, Mapping[int, Sequence[float]]],
+        *,
+        twins: int = 1,
+        stopped: bool = False,
+    ) -> ABResult:
+        """Compare objectives by mode and round; `twins` consecutive envs share weights, data and
+        condition."""
         common = sorted(set[int].intersection(*(set(rounds) for rounds in played.values())))
         if not common and stopped:
             return cls({}, {}, {}, stopped)
         if not common:
             raise EsperError("A/B: no round was finished by every group, so there is nothing to compare")
         objectives = {mode: np.array([rounds[r] for r in common]) for mode, rounds in played.items()}
-        last = {
-            mode: values[-max(1, int(len(common) * LAST_SHARE)) :].ravel()
-            for mode, values in objectives.items()
-        }
+        count = max(1, int(len(common) * LAST_SHARE))
+        units = {mode: _units(values[-count:], twins) for mode, values in objectives.items()}
         return cls(
             objectives,
-            {mode: estimate(values) for mode, values in last.items()},
-            {(a, b): paired(last[a], last[b]) for a, b in combinations(last, 2)},
+            {mode: estimate(values) for mode, values in units.items()},
+            {(a, b): paired(units[a], units[b]) for a, b in combinations(units, 2)},
             stopped,
         )
 
 
+def _units(objectives: npt.NDArray[np.float64], twins: int) -> npt.NDArray[np.float64]:
+    """[rounds, envs] → [envs / twins, rounds · twins]: one row for each unit of resampling."""
+    rounds, envs = objectives.shape
+    by_group = objectives.reshape(rounds, envs // twins, twins)
+    return by_group.transpose(1, 0, 2).reshape(envs // twins, rounds * twins)
+
+
 def train_dual_ab(**fields: Any) -> ABResult:
-    """Train one policy per mode of `ab_reward_modes`; each group has its own part of the run directory."""
+    """Train one policy per mode of `ab_reward_modes`; each has its own subdirectory of the run directory."""
     config = TrainingConfig(**fields)
     if len(config.ab_reward_modes) < 2:
         raise EsperError(f"A/B: ab_reward_modes is {config.ab_reward_modes}, needs two or more modes")
@@ -83,12 +104,13 @@ def train_dual_ab(**fields: Any) -> ABResult:
             mode: {summary.round_idx: summary.objectives for summary in trainer.progress.history}
             for mode, trainer in groups.items()
         },
+        twins=config.twins,
         stopped=stopped,
     )
 
 
 class _Progress:
-    """Passes on what somebody who waits for the whole comparison wants to see of each group."""
+    """Passes finished rounds and alerts of each group on to the process's hub."""
 
     def __init__(self, hub: TelemetryHub) -> None:
         self.hub = hub

@@ -29,13 +29,13 @@ def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
     return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
 
 
-def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
-    """One population with an env for each seed, without a reward."""
+def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
+    """One population with an env for each numbered network, without rewards."""
     split = split_of(task.dataset, task.val_size, task.block, root_seed)
     batches = SharedBatchIterator(
-        split, [seeds], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
+        split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
     )
-    group = create_env_group(task, seeds, population=rows, device="cpu", root_seed=root_seed)
+    group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed)
     return VectorEnv(
         task,
         [group],
@@ -46,13 +46,12 @@ def open_env(task: TaskSpec, seeds: Sequence[int], *, root_seed: int, rows: int)
 
 
 def populations(
-    task: TaskSpec, seeds: Sequence[int], *, root_seed: int, size: int | None = None
+    task: TaskSpec, networks: Sequence[int], *, root_seed: int, size: int | None = None
 ) -> Iterator[VectorEnv]:
-    """Envs for the seeds in even parts of at most `size` (by default the task's population), one part after
-    the other."""
+    """Envs for the networks in populations of `size` (by default the task's), one after the other. The last one
+    is as wide as the others: its idle rows cost time, and a network's result does not depend on the number of
+    networks that are evaluated."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
-    seeds, size = sorted(seeds), size or task.population
-    parts = -(-len(seeds) // size)
-    for i in range(parts):
-        part = seeds[len(seeds) * i // parts : len(seeds) * (i + 1) // parts]
-        yield open_env(task, part, root_seed=root_seed, rows=1 if size == 1 else -(-len(part) // 8) * 8)
+    networks, size = sorted(networks), size or task.population
+    for first in range(0, len(networks), size):
+        yield open_env(task, networks[first : first + size], root_seed=root_seed, rows=size)

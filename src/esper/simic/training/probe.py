@@ -3,24 +3,50 @@ that then follows the schedule for that pattern. Training uses it as a teacher, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.leyline import ActionMasks, PolicyObservation, PolicyProtocol, PolicyStep
+from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import TRAINING, populations
 from esper.tamiyo import FixedSchedule
-from esper.tamiyo.schedules import Pattern, Schedule, Schedules
+from esper.tamiyo.schedules import Pattern, Schedule, Schedules, load_schedules, marks
 from esper.tamiyo.scripted import ScriptedPolicy
 
 Array = npt.NDArray[np.float64]
 RIDGE = 10.0
+
+
+def patterns(task: TaskSpec) -> dict[Pattern, float]:
+    """The patterns of crippled blocks that a task can draw, with their probabilities; empty if it draws
+    none."""
+    if task.conditions is None or not task.conditions.cripple_probability:
+        return {}
+    chance = task.conditions.cripple_probability
+    blocks = len(draw_condition(task, TRAINING, 0, 0).crippled)
+    probabilities = {
+        pattern: math.prod(chance if crippled else 1 - chance for crippled in pattern)
+        for pattern in product((False, True), repeat=blocks)
+    }
+    return {pattern: probability for pattern, probability in probabilities.items() if probability}
+
+
+def task_schedules(task: TaskSpec, path: str | Path) -> Schedules:
+    """The schedules of a file, once they fit the task: its name, slots, blueprints and patterns."""
+    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
+    if schedules.by_pattern and schedules.by_pattern.keys() != patterns(task).keys():
+        stored, drawn = (", ".join(map(marks, those)) for those in (schedules.by_pattern, patterns(task)))
+        raise EsperError(f"{path}: by_pattern has {stored}; task {task.name!r} draws {drawn or 'none'}")
+    return schedules
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +58,48 @@ class Probe:
     weights: Array  # [F + 1, blocks]
 
     def __call__(self, features: Array) -> list[Pattern]:
-        """[N, F] → a pattern for each."""
-        x = np.concatenate([(features - self.mean) / self.scale, np.ones((len(features), 1))], 1)
-        return [tuple(bool(mark) for mark in marks) for marks in x @ self.weights > 0]
+        """[N, F] → one pattern for each network."""
+        x = _standardized(features, self.mean, self.scale)
+        return [tuple(bool(crippled) for crippled in row) for row in x @ self.weights > 0]
+
+
+def _standardized(features: Array, mean: Array, scale: Array) -> Array:
+    """[N, F] → [N, F + 1], with a constant for the intercept."""
+    return np.concatenate([(features - mean) / scale, np.ones((len(features), 1))], 1)
 
 
 def flat(obs: PolicyObservation) -> Array:
-    """[E, F]"""
+    """[E, F]: an observation as one vector for each env."""
     return torch.cat([obs.base, obs.slots.flatten(1)], 1).double().cpu().numpy()
 
 
 def fit_probe(
-    task: TaskSpec, seeds: int, *, root_seed: int = TRAINING, advance: Callable[[int], None] = lambda _: None
+    task: TaskSpec,
+    networks: int,
+    *,
+    root_seed: int = TRAINING,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Probe:
-    """Ridge regression on what is observed after the first epoch, on training seeds."""
-    seen = []
-    for env in populations(task, range(seeds), root_seed=root_seed):
+    """Ridge regression from the observation after the first epoch, on networks 0 … `networks` − 1."""
+    observed = []
+    for env in populations(task, range(networks), root_seed=root_seed):
         env.begin_round(0)
         env.train_epoch(1)
         env.validate(1)
         sensed = env.sense(1)
-        seen.append(flat(batch_signals_to_features(sensed.signals, sensed.table, env.envs, "cpu")))
+        observed.append(flat(batch_signals_to_features(sensed.signals, sensed.table, env.envs, "cpu")))
         advance(len(env.envs))
-    features = np.concatenate(seen)
+    features = np.concatenate(observed)
     mean, scale = features.mean(0), features.std(0) + 1e-6
-    x = np.concatenate([(features - mean) / scale, np.ones((len(features), 1))], 1)
-    crippled = np.array([draw_condition(task, root_seed, 0, seed).crippled for seed in range(seeds)])
-    return Probe(
-        mean,
-        scale,
-        np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ np.where(crippled, 1.0, -1.0)),
-    )
+    x = _standardized(features, mean, scale)
+    crippled = np.array([draw_condition(task, root_seed, 0, network).crippled for network in range(networks)])
+    targets = np.where(crippled, 1.0, -1.0)
+    weights = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ targets)
+    return Probe(mean, scale, np.asarray(weights, np.float64))
 
 
-class Probing(ScriptedPolicy):
-    """Looks after the first epoch, then follows the schedule of the pattern that it sees."""
+class ProbePolicy(ScriptedPolicy):
+    """Classifies each network by its first observation, then follows the schedule for that pattern."""
 
     def __init__(self, probe: Probe, by_pattern: Mapping[Pattern, Schedule]) -> None:
         self.probe, self.by_pattern = probe, by_pattern
@@ -76,32 +109,35 @@ class Probing(ScriptedPolicy):
         self._follow([])
 
     def state(self) -> dict[str, Any]:
-        return {"seen": [list(pattern) for pattern in self._seen], "following": self._following.state()}
+        return {
+            "seen": [list(pattern) for pattern in self._patterns],
+            "following": self._following.state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._follow([tuple(pattern) for pattern in state["seen"]])
         self._following.load_state(state["following"])
 
     def _follow(self, seen: list[Pattern]) -> None:
-        self._seen = seen
+        self._patterns = seen
         self._following = FixedSchedule([self.by_pattern[pattern] for pattern in seen])
 
     def act(
         self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
     ) -> PolicyStep:
-        if not self._seen:
+        if not self._patterns:
             self._follow(self.probe(flat(obs)))
         return self._following.act(obs, None, masks)
 
 
 def schedule_teacher(
-    task: TaskSpec, schedules: Schedules, envs: int, probe_seeds: int = 256
+    task: TaskSpec, schedules: Schedules, envs: int, probe_networks: int = 256
 ) -> PolicyProtocol:
-    """Who knows what was found for a task: it follows the schedule of the pattern that the probe sees, or the
-    best of all."""
+    """A policy that follows the schedule for the pattern that the probe predicts, or the best schedule where
+    the task draws no patterns."""
     if not schedules.by_pattern:
         return FixedSchedule([schedules.best.schedule] * envs)
-    return Probing(
-        fit_probe(task, probe_seeds, root_seed=schedules.root_seed),
+    return ProbePolicy(
+        fit_probe(task, probe_networks, root_seed=schedules.root_seed),
         {pattern: result.schedule for pattern, result in schedules.by_pattern.items()},
     )

@@ -94,7 +94,7 @@ class RunRecorder:
             {
                 "task": config.task,
                 "policy": config.policy,
-                "reward_mode": config.reward.mode.value if family == "contribution" else family,
+                "reward_mode": config.reward.mode if family == "contribution" else family,
                 "seed": config.seed,
                 "rounds": config.rounds,
                 "envs": config.envs,

@@ -28,16 +28,15 @@ from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
 from esper.simic.training.checkpoint import (
+    Checkpoint,
     CheckpointStore,
-    agent_part,
-    find_checkpoint,
-    finished_of,
-    read_checkpoint,
+    open_checkpoint,
     restore,
+    start_over,
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.probe import schedule_teacher
+from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
@@ -45,7 +44,6 @@ from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
-from esper.tamiyo.schedules import load_schedules
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
 from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
 from esper.tolaria import validate_device
@@ -98,6 +96,8 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     task = replace(task, incubation=config.incubation, **changes)
+    if changes:
+        task.check_memory()
     if config.rollout_length is not None and config.rollout_length > task.episode_length:
         raise EsperError(
             f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
@@ -107,6 +107,11 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
             f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot "
             "serve several networks; allowed: population 1, or amp bf16"
         )
+    if task.population % config.twins:
+        raise EsperError(
+            f"config: twins {config.twins} with population {task.population} of task {task.name}: twins "
+            "share a population, so its size must be a multiple of their number"
+        )
     return task
 
 
@@ -114,35 +119,25 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
 def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> Iterator[VectorizedPPOTrainer]:
     """A trainer whose run directory, if it has one, is attached to the hub; resumed if the config says so."""
     directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
-    checkpoint = None if config.resume is None else find_checkpoint(config.resume, directory)
-    stored = None if checkpoint is None else read_checkpoint(checkpoint, config)
-    trainer = build_trainer(config, task, hub, stored)
+    checkpoint = None if config.resume is None else open_checkpoint(config, directory)
+    trainer = build_trainer(config, task, hub, checkpoint)
+    if checkpoint is not None:
+        restore(trainer, checkpoint)  # before the run directory is touched
     with ExitStack() as cleanup:
         if directory is not None:
-            run = (
-                RunDirectory.create(directory, config=config.to_json())
-                if stored is None
-                else RunDirectory.resume(directory, stored[1]["seq"], finished_of(stored[1]))
-            )
+            run = _open_directory(config, directory, checkpoint)
             trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
-            if stored is not None:
-                trainer.context.store.forget_after(finished_of(stored[1]))
+            if checkpoint is not None:
+                trainer.context.store.go_back_to(checkpoint, trainer.best)
             trainer.recorder.detector = AnomalyDetector(run.events())
             cleanup.enter_context(hub.attached(*run.outputs()))
         cleanup.enter_context(hub.attached(trainer.recorder.detector))
-        if stored is None:
+        if checkpoint is None:
             trainer.recorder.begin_run(trainer.env)
-        else:
-            assert checkpoint is not None
-            restore(trainer, *stored, checkpoint)
-            if (
-                trainer.context.store is not None
-                and stored[1]["announced"]
-                and hub.next_seq == stored[1]["seq"]
-            ):
-                trainer.context.store.complete(
-                    trainer, checkpoint, announce=True, is_best=stored[1]["is_best"]
-                )
+        elif trainer.context.store is not None:
+            header = checkpoint.header
+            if header.announced and hub.next_seq == header.seq:
+                trainer.context.store.complete(trainer, checkpoint.path, announce=True)
         try:
             yield trainer
         except Exception as error:
@@ -152,11 +147,19 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
             raise
 
 
+def _open_directory(config: TrainingConfig, directory: Path, checkpoint: Checkpoint | None) -> RunDirectory:
+    if checkpoint is not None:
+        return RunDirectory.resume(directory, checkpoint.header.seq, checkpoint.header.finished)
+    if config.resume is not None:
+        return start_over(config, directory)
+    return RunDirectory.create(directory, config=config.to_json())
+
+
 def build_trainer(
     config: TrainingConfig,
     task: TaskSpec,
     hub: TelemetryHub,
-    stored: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    stored: Checkpoint | None = None,
 ) -> VectorizedPPOTrainer:
     """A trainer with the networks, data, policy, rewards and recorder of one run."""
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
@@ -203,18 +206,16 @@ class Unscaled(RewardNormalizer):
 def build_env(
     config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
 ) -> VectorEnv:
-    """Populations, distributed over the devices in turn with one stream each, and their batches."""
+    """Populations, distributed over the devices in turn with one stream each, and their batches.
+
+    Every population has the task's width, whatever the number of envs: env i is always row i % width of
+    population i // width. Rows without an env are trained like the others and cost as much."""
     sensors = registered_sensors(config.sensors)
     size = task.population
     ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
-    rows = [1 if size == 1 else -(-len(members) // 8) * 8 for members in ids]
     places = [devices[i % len(devices)] for i in range(len(ids))]
     data = load_dataset(task.dataset, config.data_root)
-    if data.num_classes > task.num_classes or (data.vocab and data.num_classes != task.num_classes):
-        raise EsperError(
-            f"dataset {task.dataset} has {data.num_classes} classes, the host of task {task.name} has "
-            f"{task.num_classes}"
-        )
+    task.check_data(data)
     split = validation_split(
         data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
     )
@@ -225,14 +226,14 @@ def build_env(
         task.batch_size,
         steps_per_epoch=task.steps_per_epoch,
         seed=config.seed,
-        rows=rows,
+        rows=[size] * len(ids),
         devices=places,
     )
     groups = [
         create_env_group(
             task,
             members,
-            population=count,
+            population=size,
             device=place,
             root_seed=config.seed,
             governor=config.governor,
@@ -243,7 +244,7 @@ def build_env(
             twins=config.twins,
             extra_sensors=sensors,
         )
-        for members, count, place in zip(ids, rows, places, strict=True)
+        for members, place in zip(ids, places, strict=True)
     ]
     rules = replace(
         action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
@@ -266,18 +267,20 @@ def build_agent(
     config: TrainingConfig,
     env: VectorEnv,
     device: str,
-    state: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
+    stored: Checkpoint | None = None,
 ) -> PPOAgent:
     """A new agent, initialised from the run's random seed, or the agent of a checkpoint."""
     extra = [sensor.feature for sensor in registered_sensors(config.sensors)]
     slot_features = (*SLOT, *extra)
-    if state is not None:
+    if stored is not None:
+        if stored.header.agent is None:
+            raise EsperError(f"{stored.path}: the checkpoint has no agent, but policy is ppo")
         return PPOAgent.from_state(
-            agent_part(state[0]),
-            state[1]["agent"],
+            stored.agent_tensors,
+            stored.header.agent,
             feature_schema=schema(extra),
             device=device,
-            origin="checkpoint",
+            origin=stored.path,
         )
     steps = config.rollout_length or env.rules.max_epochs
     updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
@@ -320,8 +323,7 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher == "heuristic":
         return build_heuristic(config, task)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
-    schedules = load_schedules(path, task.name, slots=task.slots, blueprints=task.blueprints)
-    return schedule_teacher(task, schedules, config.envs)
+    return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
 def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:

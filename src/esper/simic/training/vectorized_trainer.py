@@ -31,6 +31,7 @@ from esper.leyline import (
 from esper.simic.contracts import BatchSummary
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.checkpoint import BestPolicy
 from esper.tamiyo.policy import action_uniforms, map_tensors
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ class Progress:
     epoch: int = 0
     """Finished epochs of the current round; 0 between rounds."""
     history: list[BatchSummary] = field(default_factory=list)
-    best: float = float("-inf")
-    """Highest mean objective of a round whose policy was kept."""
 
 
 @dataclass(slots=True)
@@ -100,6 +99,7 @@ class VectorizedPPOTrainer:
         self.context, self.config, self.env, self.agent = context, context.config, context.env, context.agent
         self.recorder = context.recorder
         self.progress = Progress()
+        self.best = BestPolicy()
         self.decisions = Decisions.none()
         self.max_epochs = self.env.rules.max_epochs
         self.rollout_length = self.config.rollout_length or self.max_epochs
@@ -166,6 +166,7 @@ class VectorizedPPOTrainer:
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.draw_uniforms()
+        self.best.begin_round(None if self.agent is None else self.agent.policy)
         if self.agent is not None:
             self.agent.begin_rollout(self.agent.initial_hidden())
 
@@ -191,6 +192,8 @@ class VectorizedPPOTrainer:
         progress, decisions = self.progress, self.decisions
         summary = self._summary(self.env.ledger.outcomes)
         progress.history.append(summary)
+        if self.teacher is None and self.best.end_round(summary) and self.context.store is not None:
+            self.context.store.save_best(self.best)
         self.context.normalizer.update(decisions.rewards)
         self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self.seconds)
         progress.round_idx, progress.epoch = progress.round_idx + 1, 0

@@ -87,8 +87,8 @@ def _cell(value: object) -> str:
 
 
 def document(title: str, header: str, main: str) -> str:
-    """A whole page around markup. Its Content-Security-Policy allows this style sheet and this script, by
-    their hashes, and nothing else: markup that got in by mistake could run and load nothing."""
+    """A whole page; `header` and `main` are markup. Its Content-Security-Policy allows this style sheet and
+    this script, by their hashes, and nothing else: other markup could run and load nothing."""
     style, script = (_asset(name) for name in ("report.css", "report.js"))
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
@@ -99,13 +99,13 @@ def document(title: str, header: str, main: str) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1>{header}</header><main>{main}</main>"
+        f"<header>{header}</header><main>{main}</main>"
         f"<script>{script}</script></body></html>\n"
     )
 
 
 def _asset(name: str) -> str:
-    return files("esper.karn").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("esper").joinpath("karn", "assets", name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

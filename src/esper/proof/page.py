@@ -1,0 +1,177 @@
+"""The result of a comparison as tables, and as one HTML page that loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from esper._charts import RIGHT, WIDTH, document, escape, figure, number, stacked, table, tag, ticks
+from esper._statistics import Estimate
+from esper.leyline import LifecycleOp
+from esper.proof.compare import LEARNED
+
+COLUMNS = (
+    ("J", "iqm", 100, "points of J"),
+    ("J", "mean", 100, "J, mean"),
+    ("test_accuracy", "iqm", 1, "test accuracy, %"),
+    ("accuracy_per_kparam", "iqm", 1, "accuracy per 1,000 parameters"),
+    ("added_params", "mean", 1, "added parameters"),
+    ("flops", "mean", 1e-6, "training MFLOPs"),
+    ("germinated", "mean", 1, "germinated"),
+    ("fossilized", "mean", 1, "fossilized"),
+    ("pruned", "mean", 1, "pruned"),
+    ("rollbacks", "mean", 1, "rollbacks"),
+)
+"""Measure, mean or interquartile mean, factor, and the head of the column."""
+FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLOPs")
+
+
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+def _with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
+    if estimate is None:
+        return "—"
+    low, high = estimate.low * scale, estimate.high * scale
+    return f"{estimate.value * scale:.4g} [{low:.4g}, {high:.4g}]"
+
+
+def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list[list[str]]]]:
+    """Title, column heads and rows of each table."""
+    policies = ", ".join(result["policies"]) or "none"
+    first = result["settings"]["first_network"]
+    last = first + result["settings"]["networks"] - 1
+    title = f"{result['task']}: held-out networks {first} to {last}, policies: {policies}"
+    yield (
+        f"{title}; interquartile means of J and accuracies, means of the rest, 95 % intervals",
+        ("cohort", *(column[-1] for column in COLUMNS)),
+        [
+            [name, *(_with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]
+            for name, row in result["cohorts"].items()
+        ],
+    )
+    yield (
+        f"{result['task']}: learned − other, paired, in points of J and of test accuracy",
+        (
+            "other",
+            "J, mean",
+            "J, interquartile mean",
+            "J, mean of each policy",
+            "accuracy, mean",
+            "accuracy, interquartile mean",
+        ),
+        [
+            [
+                name,
+                *(_with_interval(row["J"][kind], 100) for kind in ("mean", "iqm")),
+                "; ".join(_with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
+                *(_with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm")),
+            ]
+            for name, row in result["learned_minus"].items()
+        ],
+    )
+    yield (
+        f"{result['task']}: networks with a permanent seed in a slot, by the state of a block, in %",
+        ("slot", "block", "crippled", "healthy", "difference"),
+        [
+            [
+                row["slot"],
+                str(row["block"]),
+                *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference")),
+            ]
+            for row in result.get("growth_by_condition", ())
+        ],
+    )
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> str:
+    """A dot with its interval for each name, and a line at 0 if the range includes it."""
+    left, step = 130, 22
+    low, high = min(e.low for e in rows.values()) * scale, max(e.high for e in rows.values()) * scale
+    margin = 0.05 * (high - low) or 1.0
+    low, high, height = low - margin, high + margin, step * len(rows) + 20
+
+    def x(value: float) -> float:
+        return left + (value - low) / (high - low) * (WIDTH - RIGHT - left)
+
+    parts = []
+    for at in ticks(low, high):
+        css = "limit" if abs(at) < 1e-12 else "grid"
+        parts += [
+            tag("line", css=css, x1=x(at), x2=x(at), y1=0, y2=height - 18),
+            tag("text", escape(f"{at:g}"), x=x(at), y=height - 5, text_anchor="middle"),
+        ]
+    for i, (name, estimate) in enumerate(rows.items()):
+        y = step * i + step / 2
+        hint = tag("title", escape(f"{name}: {_with_interval(estimate, scale)}"))
+        colour = "c1" if name == LEARNED else "c0"
+        parts += [
+            tag("text", escape(name), x=left - 8, y=y + 4, text_anchor="end"),
+            tag("line", css="total", x1=x(estimate.low * scale), x2=x(estimate.high * scale), y1=y, y2=y),
+            tag("circle", hint, css=colour, cx=x(estimate.value * scale), cy=y, r=4.5),
+        ]
+    return figure(title, note, tag("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img"))
+
+
+def _figures(result: Mapping[str, Any]) -> list[str]:
+    figures = []
+    for measure, kind, scale, head in COLUMNS:
+        if head in FIGURES:
+            average = "Mean" if kind == "mean" else "Interquartile mean"
+            estimates = {name: row[measure][kind] for name, row in result["cohorts"].items()}
+            note = f"{average} over the held-out networks, 95 % interval."
+            figures.append(intervals(head, note, estimates, scale))
+    for measure, _, scale, head in COLUMNS:
+        if head in FIGURES[:2] and result["learned_minus"]:
+            estimates = {name: row[measure]["mean"] for name, row in result["learned_minus"].items()}
+            note = "Mean of the paired differences, 95 % interval."
+            figures.append(intervals(f"learned − other, {head}", note, estimates, scale))
+    germinations = Counter(
+        (decision.slot, decision.epoch)
+        for stratum in result["episodes"].get(LEARNED, ())
+        for played in stratum
+        for decision in played.decisions
+        if decision.op == LifecycleOp.GERMINATE.name
+    )
+    if germinations:
+        epochs = range(1, 1 + max(epoch for _, epoch in germinations))
+        slots = sorted({slot for slot, _ in germinations})
+        by_slot = {slot: [germinations[slot, epoch] for epoch in epochs] for slot in slots}
+        note = "Germinations of the learned policies by epoch."
+        figures.append(stacked("Germinations", epochs, by_slot, note=note, x_label="epoch"))
+    return figures
+
+
+def _schedule(result: Mapping[str, Any]) -> str:
+    if result["schedule"] is None:
+        return "none"
+    plantings = [
+        f"{p['blueprint']} in {p['slot']} at epoch {p['epoch']}, {p['style'].lower()}"
+        for p in result["schedule"]
+    ]
+    return " + ".join(plantings) or "not to grow"
+
+
+def _section(result: Mapping[str, Any]) -> str:
+    """One task."""
+    facts = f"host of {number(result['host_params'])} parameters; fixed schedule: {_schedule(result)}"
+    parts: list[str] = [
+        tag("h2", escape(result["task"])),
+        tag("p", escape(facts)),
+        tag("div", "".join(_figures(result)), css="grid"),
+    ]
+    for title, heads, rows in tables(result):
+        if rows:
+            parts += [tag("h3", escape(title)), table(heads, rows)]
+    for name, why in result["absent"].items():
+        parts.append(tag("p", escape(f"left out {name}: {why}"), css="absent"))
+    return tag("section", "".join(parts))
+
+
+def page(results: Sequence[Mapping[str, Any]]) -> str:
+    """The comparison on each task as one HTML page that loads nothing."""
+    return document(f"Proof: {results[0]['task']}", "", "".join(map(_section, results)))

@@ -1,0 +1,137 @@
+"""Presets, files and flags: the layers that a config is resolved from, and the origin of each value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from esper.leyline import EsperError
+from esper.simic.training.config import LEAVES, TrainingConfig, flatten, shorten, unflatten, unknown_word
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named starting point."""
+
+    summary: str
+    values: Mapping[str, Any]
+
+
+_TAUGHT: Mapping[str, Any] = {
+    "teacher": "schedule",
+    "teacher_updates": 8,
+    "reward.mode": "shaped",
+    "ppo.imitation_lr": 3e-4,
+    "ppo.lr": 3e-5,
+    "ppo.entropy_coef": 0.003,
+    "ppo.epsilon": 0.05,
+    "ppo.minibatches": 8,
+}
+"""Imitation first, then PPO with steps so small that noise cannot undo what the teacher taught."""
+_SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
+PRESETS: Mapping[str, Preset] = {
+    "quickstart": Preset(
+        "trains a useful policy in minutes",
+        {"task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT},
+    ),
+    "digits_baseline": Preset(
+        "decide whether a healthy host needs a seed", {"task": "digits_baseline", **_SHORT}
+    ),
+    "digits_impaired": Preset(
+        "grow early, in the blocks where images are still large", {"task": "digits_impaired", **_SHORT}
+    ),
+    "digits_scale": Preset("the same with five slots", {"task": "digits_scale", **_SHORT}),
+    "digits_shift": Preset(
+        "find out what is wrong with each network", {"task": "digits_shift", **_SHORT, "rounds": 10}
+    ),
+    "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline", "envs": 16}),
+    "cifar_baseline_stable": Preset(
+        "the same with smaller steps and twice the rounds",
+        {
+            "task": "cifar_baseline",
+            "envs": 16,
+            "rounds": 200,
+            "ppo.clip": 0.1,
+            "ppo.lr": 3e-4,
+            "ppo.lr_end": 3e-4,
+        },
+    ),
+    "cifar_scale": Preset("five blocks and five slots on CIFAR-10", {"task": "cifar_scale", "envs": 8}),
+    "cifar_impaired": Preset(
+        "a host of 77 parameters that must grow", {"task": "cifar_impaired", "envs": 16}
+    ),
+    "cifar_minimal": Preset("a host without pooling", {"task": "cifar_minimal", "envs": 16}),
+    "tinystories": Preset(
+        "a language model of 30 million parameters",
+        {"task": "tinystories", "envs": 4, "amp": "bf16", "checkpoint_every": 1},
+    ),
+}
+
+
+def resolve(
+    preset: str | None = None, file: str | Path | None = None, flags: Mapping[str, Any] | None = None
+) -> tuple[TrainingConfig, dict[str, str]]:
+    """The config of a preset, a file and flags (text), and the origin of each value by dotted path. The file
+    overrides the preset, and flags override both."""
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if preset is not None:
+        if preset not in PRESETS:
+            raise unknown_word("unknown preset", preset, PRESETS)
+        layers.append((f"preset {preset}", flatten(PRESETS[preset].values, f"preset {preset}")))
+    if file is not None:
+        is_text = Path(file).suffix != ".json"
+        layers.append((f"file {file}", flatten(read_file(Path(file)), f"file {file}", text=is_text)))
+    layers.append(("flag", flatten(flags or {}, "flag", text=True)))
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(LEAVES, "default")
+    for origin, leaves in layers:
+        values |= leaves
+        origins |= dict.fromkeys(leaves, origin)
+    return TrainingConfig(**unflatten(values)), origins
+
+
+def _unique_keys(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise EsperError(f"key {shorten(key)} is not a name")
+        if key in values:
+            raise EsperError(f"key {shorten(key)} is given twice")
+        values[key] = value
+    return values
+
+
+class _TextLoader(yaml.BaseLoader):
+    """YAML whose scalars stay text, so that `off` is not a boolean and `1e-3` can be a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        return _unique_keys(
+            (self.construct_object(key, deep=True), self.construct_object(item, deep=True))
+            for key, item in node.value
+        )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The settings in a .json, .yaml or .yml file."""
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise EsperError(f"file {path} ends in {path.suffix!r}; allowed: .json, .yaml, .yml")
+    if path.exists() and not path.is_file():
+        raise EsperError(f"file {path} is not a regular file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text, object_pairs_hook=_unique_keys)
+        else:
+            values = yaml.load(text, _TextLoader)
+    except RecursionError:
+        raise EsperError(f"file {path}: nested too deeply; settings have at most 3 levels") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise EsperError(f"file {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(values, dict):
+        raise EsperError(f"file {path} holds {shorten(values)}, must hold settings by name")
+    return values
