@@ -1,12 +1,11 @@
-"""Archives: tensors and JSON in one safetensors file, written whole or not at all, checked on reading.
+"""Archives: tensors and JSON in one safetensors file, written completely or not at all, checked on reading.
 
-An archive names its `kind`, so a reader never has to guess from a file's name or place what is inside.
-"""
+An archive names its `kind`, so that a reader does not depend on the file's name or directory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,12 @@ def require_equal(origin: object, name: str, stored: object, ours: object) -> No
         raise StructureError(f"{origin}: {name} is {stored!r} in the file and {ours!r} here")
 
 
-def require_fields(origin: object, part: str, stored: Mapping[str, Any], names: Iterable[str]) -> None:
-    for name in sorted(stored.keys() ^ set(names)):
-        raise StructureError(f"{origin}: field {part}.{name} is {'unknown' if name in stored else 'missing'}")
-
-
 def check_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
     """Names, shapes and types of stored tensors must be those of the targets."""
-    for name in sorted(targets.keys() ^ stored.keys()):
-        raise StructureError(
-            f"{origin}: tensor {name!r} is {'missing from' if name in targets else 'unknown, yet in'} the file"
-        )
+    for name in sorted(targets.keys() - stored.keys()):
+        raise StructureError(f"{origin}: tensor {name!r} is missing from the file")
+    for name in sorted(stored.keys() - targets.keys()):
+        raise StructureError(f"{origin}: tensor {name!r} is in the file, but unknown here")
     for name, target in targets.items():
         require_equal(origin, f"shape of {name}", tuple(stored[name].shape), tuple(target.shape))
         require_equal(origin, f"type of {name}", stored[name].dtype, target.dtype)
@@ -52,8 +46,7 @@ def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[
 def write_archive(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> None:
-    """One safetensors file with JSON in its header, written beside its place and renamed: complete or not
-    there."""
+    """Write one safetensors file with JSON in its header, completely or not at all."""
     path = Path(path)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}

@@ -85,13 +85,15 @@ def decode(kind: type[T], data: object, origin: object, *, complete: bool = Fals
 
 
 def decode_file(kind: type[T], path: Path, *, version: int) -> T:
-    """Decode a JSON file strictly. Its field `version` may be missing, which means 1, or at most `version`."""
+    """Decode a JSON file strictly. Its field `version` must be at most `version`; a file without it has
+    version 1."""
     try:
-        data = _parse_json(path.read_bytes(), path)
+        content = path.read_bytes()
     except OSError as error:
         raise StructureError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # a name that no file can have
         raise StructureError(f"cannot read {str(path)!r}: {error}") from None
+    data = _parse_json(content, path)
     check_version(data, version, path)
     return decode(kind, data, path)
 

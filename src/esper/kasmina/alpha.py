@@ -1,4 +1,4 @@
-"""Alpha: how much of a seed is mixed in. The controller is its only owner; it moves once per epoch."""
+"""Alpha: the share of a seed in the output of its slot. Only the controller changes it, once per epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from esper.leyline import AlphaCurve, AlphaMode, EsperError
 
 MIN_STEEPNESS, MAX_STEEPNESS = 1e-3, 100.0
-"""Below, a sigmoid is a straight line, and in the limit 0/0; above, a step."""
+"""Below this range a sigmoid is a straight line, and in the limit 0/0; above it is a step."""
 
 
 def curve_value(curve: AlphaCurve, t: float, steepness: float) -> float:
@@ -37,7 +37,7 @@ class AlphaController:
     def retarget(
         self, target: float, steps: int, curve: AlphaCurve = AlphaCurve.LINEAR, steepness: float = 12.0
     ) -> None:
-        """Begin a ramp; with 0 steps, or from where alpha already is, arrive at once."""
+        """Begin a ramp to `target`. With 0 steps, or if alpha is there already, alpha is set at once."""
         if self.mode is not AlphaMode.HOLD:
             raise EsperError(
                 f"alpha is moving ({self.mode.name} to {self.target}); a new target needs it to hold"
@@ -76,5 +76,5 @@ class AlphaController:
 
     @property
     def velocity(self) -> float:
-        """Mean change per epoch of the ramp under way."""
+        """Mean change per epoch of the current ramp."""
         return 0.0 if self.mode is AlphaMode.HOLD else (self.target - self.start) / self.steps_total

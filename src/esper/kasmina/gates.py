@@ -1,4 +1,4 @@
-"""Quality gates: pure functions of a seed, thresholds and pacing. Unmeasured never passes for healthy."""
+"""Quality gates: pure functions of a seed, thresholds and pacing. A measurement that is missing fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.leyline import AlphaMode, GateConfig, GateFailure, GateLevel, GateRea
 
 
 def check_gate(gate: GateLevel, seed: Seed, config: GateConfig, pacing: Pacing) -> GateResult:
-    """Every check that fails now; none means that the gate is open."""
+    """All checks that fail; the gate is open if none does."""
     return GateResult(gate, tuple(_CHECKS[gate](seed, config, pacing)))
 
 

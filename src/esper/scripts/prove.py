@@ -60,8 +60,8 @@ def prove(
 
     Args:
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
-        policy: Names of policies that ship, policy files, checkpoints or run directories. Several policies are
-            strata of one cohort.
+        policy: Names of policies that ship, policy files, checkpoints or run directories. Several policies
+            are strata of one cohort.
         networks: Number of held-out networks, 2 or more.
         first_network: Number of the first of them.
         schedule: File of the fixed schedules; by default the one that ships for the task.
@@ -72,7 +72,8 @@ def prove(
         out: Directory for the results; by default runs/prove-TASK.
         sample: Sample the policies' actions instead of taking the most likely ones.
         probe_networks: Number of training networks that the probe is fitted on.
-        transfer: Tasks on which the policies are also compared without further training, such as digits_scale.
+        transfer: Tasks on which the policies are also compared without further training, such as
+            digits_scale.
     """
     torch.set_num_threads(1)
     spec, others = parse_task(task), [parse_task(name) for name in transfer]

@@ -1,4 +1,4 @@
-"""What one PPO update reports about itself, and how several updates make one."""
+"""Metrics of one PPO update, and how those of several updates are combined."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from esper.leyline import EsperError
 
 
 def _by(reducer: Callable[[Sequence[float]], float]) -> Any:
-    """A metric of which several updates make one in this way, not by their mean."""
+    """A metric that is combined by this function instead of the mean."""
     return field(metadata={"reducer": reducer})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOUpdateMetrics:
-    """Losses and ratios are means over the update's optimizer steps; the rest describes the rollout or the
-    schedules. The metric registry says what each one is."""
+    """Losses and ratios are means over the optimizer steps that were kept; the rest describes the rollout or
+    the schedules. Without a kept step they describe the unchanged policy. The metric registry explains each
+    metric."""
 
     update: int = _by(itemgetter(-1))
     steps: int = _by(sum)

@@ -1,8 +1,7 @@
-"""Proximal policy optimisation (Schulman et al. 2017), recurrent and masked. Pure functions, then the loop
+"""Proximal policy optimisation (Schulman et al. 2017), recurrent and masked: pure functions, then the loop
 over minibatches.
 
-Shapes: E envs, T steps. `where` marks the rows that count; sums over rows are divided by their number, once.
-"""
+Shapes: E envs, T steps. `where` marks the rows that count; means are taken over these rows."""
 
 from __future__ import annotations
 
@@ -20,12 +19,12 @@ from esper.tamiyo.policy import PolicyEvaluation, RecurrentPolicy
 
 
 class NonFiniteUpdateError(EsperError):
-    """Loss or gradient kept coming out as NaN or infinity."""
+    """Loss or gradient were repeatedly NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """Every constant of the agent. Annealed values go linearly from their start to `…_end` over
+    """Hyperparameters of the agent. Annealed values change linearly from their start to `…_end` over
     `anneal_updates`."""
 
     gamma: float = 1.0
@@ -33,7 +32,7 @@ class PPOConfig:
     gae_lambda: float = 0.95
     """λ of generalised advantage estimation."""
     epochs: int = 6
-    """K: passes over each rollout."""
+    """Number of passes over each rollout (K)."""
     minibatches: int = 4
     """Groups of env rows per pass."""
     clip: float = 0.2
@@ -43,29 +42,29 @@ class PPOConfig:
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     target_kl: float | None = 0.05
-    """An update ends early above 1.5 times this KL; None never stops."""
+    """A step after which the KL exceeds 1.5 times this is undone, and the update ends; None: no limit."""
     lr: float = 1e-3
     """Adam's step size."""
     lr_end: float | None = None
-    """Step size when annealing is over; none: the same."""
+    """Step size at the end of annealing; none: the same as at its start."""
     imitation_lr: float | None = None
-    """Step size while imitating; none: that of the beginning."""
+    """Step size while imitating; none: `lr`."""
     entropy_coef: float = 0.02
     """Weight of the joint action's entropy."""
     entropy_coef_end: float = 0.0
-    """Entropy weight when annealing is over."""
+    """Entropy weight at the end of annealing."""
     epsilon: float = 0.1
     """Share of uniform exploration mixed into every head."""
     epsilon_end: float = 0.0
-    """Exploration when annealing is over."""
+    """Exploration at the end of annealing."""
     anneal_updates: int = 0
-    """Updates until lr, entropy weight and exploration reach their ends; 0 keeps the starts."""
+    """Updates until lr, entropy weight and exploration reach their end values; 0: no annealing."""
     advantage_floor: float = 0.1
-    """Least divisor of advantages, as a share of the spread of returns."""
+    """Minimum divisor of advantages, as a share of the standard deviation of returns."""
     popart_decay: float = 0.95
-    """How much the statistics of returns keep from one update to the next."""
+    """Weight of earlier returns in their statistics, per update."""
     bf16: bool = False
-    """Run the network in bfloat16, while acting and in the update alike."""
+    """Run the network in bfloat16, both for acting and in the update."""
 
     def __post_init__(self) -> None:
         limits: dict[str, tuple[float, float]] = {
@@ -84,7 +83,7 @@ class PPOConfig:
                 raise EsperError(f"PPOConfig: {name} is {value}, must lie in [{low}, {high}]")
 
     def annealed(self, name: Literal["lr", "entropy_coef", "epsilon"], updates: int) -> float:
-        """The scheduled value after so many updates."""
+        """The scheduled value after this number of updates."""
         start, end = getattr(self, name), getattr(self, f"{name}_end")
         if self.anneal_updates == 0 or end is None:
             return start
@@ -97,7 +96,7 @@ def masked_mean(x: Tensor, where: Tensor) -> Tensor:
 
 
 def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [E, T] (Schulman et al. 2016), cut at every end of a segment."""
+    """Advantages and returns [E, T] (Schulman et al. 2016), computed within each segment."""
     advantages = torch.zeros_like(batch.reward)
     last_advantage = torch.zeros_like(batch.reward[:, 0])
     next_value = torch.zeros_like(last_advantage)
@@ -129,10 +128,10 @@ def subtract_twin_baseline(advantages: Tensor, where: Tensor, twins: int) -> Ten
 
 
 def normalize_advantages(advantages: Tensor, where: Tensor, *, floor: float) -> tuple[Tensor, float]:
-    """Zero mean and unit spread over the rows where the policy had a choice; also returns the spread before.
+    """Normalise to zero mean and unit standard deviation over `where`; also returns the original deviation.
 
-    A spread below `floor` is divided by `floor`: what is left of the advantages once a task is solved is
-    noise, and blown up to full size it would undo what was learned."""
+    The divisor is at least `floor`: once a task is solved, the remaining advantages are noise, and scaled up
+    to unit size they would undo the training."""
     mean = masked_mean(advantages, where)
     std = masked_mean((advantages - mean) ** 2, where).sqrt().item()
     return (advantages - mean) / max(std, floor), std
@@ -159,7 +158,7 @@ def clipfrac(logratio: Tensor, where: Tensor, *, clip: float) -> Tensor:
 
 
 def explained_variance(value: Tensor, returns: Tensor, where: Tensor) -> float:
-    """0 where the returns are constant: there is nothing to explain."""
+    """Explained variance of the values; 0 if the returns are constant."""
     if int(where.sum()) < 2:
         return 0.0
     total = returns[where].var(correction=0)
@@ -197,8 +196,8 @@ def minibatch_loss(
     entropy_coef: float,
     imitate: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss to descend, and what to report about it. To imitate is to maximise likelihood, which takes no
-    ratio."""
+    """The loss to minimise, and its metrics. With `imitate` the policy loss is the negative log-likelihood,
+    which has no ratio."""
     logratio = torch.zeros_like(seen.log_prob) if imitate else seen.log_prob - mb.behaviour_log_prob
     pg_loss = (
         -masked_mean(seen.log_prob, mb.choice)

@@ -1,10 +1,9 @@
-"""What the policy saw and did in one rollout: tensors [E, T, …], written one column (all envs, one step) at a
-time.
+"""Observations, actions and rewards of one rollout: tensors [E, T, …], written one column (all envs, one
+step) at a time.
 
-Shapes: E envs, T steps, S slots, H hidden size. A row of an env belongs to a segment: it starts where `reset`
-is set and ends at a terminal row (nothing follows), at a truncated one (its `bootstrap` value stands for what
-follows) or before an invalid one. An invalid row holds no decision: it counts in no loss and no statistic.
-"""
+Shapes: E envs, T steps, S slots, H hidden size. The rows of an env form segments. A segment starts where
+`reset` is set. It ends at a terminal row, at a truncated row (whose `bootstrap` is the value of the next
+state) or before an invalid row. An invalid row holds no decision and enters no loss and no statistic."""
 
 from __future__ import annotations
 
@@ -112,8 +111,7 @@ class RolloutBuffer:
         self._wait = torch.tensor(IRRELEVANT_VALUES, device=device)
 
     def begin(self, hidden: Hidden) -> None:
-        """Start a new rollout with the hidden state that the first step will see (before any reset of that
-        step)."""
+        """Start a new rollout. `hidden` is the input of the first step, before its reset is applied."""
         self.length = 0
         for own, given in zip(self.hidden, hidden, strict=True):
             own.copy_(given)
@@ -130,17 +128,18 @@ class RolloutBuffer:
         epsilon: float,
         valid: Tensor | None = None,
     ) -> None:
-        """Write one column. `reset` [E]: hidden state was zeroed before this step. Where `valid` [E] is False
-        the env was rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and the
-        next step must be a reset."""
+        """Write one column. `reset` [E]: the hidden state was zeroed before this step. `valid` [E] is False
+        for an env that was rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and
+        the next step must be a reset."""
         t = self.length
         if t == self.num_steps:
             raise EsperError(f"the rollout is full: {self.num_steps} steps; call update before adding more")
         valid = torch.ones_like(terminal) if valid is None else valid
-        if t and (loose := ~self.columns["valid"][:, t - 1] & ~reset).any():
-            raise EsperError(
-                f"env {loose.nonzero()[0, 0].item()}: step {t} follows an invalid step and must be a reset"
-            )
+        if t:
+            unreset = ~self.columns["valid"][:, t - 1] & ~reset
+            if unreset.any():
+                env = unreset.nonzero()[0, 0].item()
+                raise EsperError(f"env {env}: step {t} follows an invalid step and must be a reset")
         parts = {name: getattr(obs, name) for name in _OBS_NAMES} | {
             f"mask.{name}": getattr(masks, name) for name in _MASK_NAMES
         }
@@ -160,8 +159,7 @@ class RolloutBuffer:
         }
         for name, part in parts.items():
             if part.is_floating_point() and name != "reward":
-                # A row without a decision may come from a network that blew up; 0 · NaN would leak into every
-                # gradient.
+                # A row without a decision may come from a diverged network, and 0 · NaN is NaN.
                 part = part.masked_fill(~valid.view(-1, *[1] * (part.dim() - 1)), 0.0)
             self.columns[name][:, t] = part
         self.length = t + 1
@@ -169,22 +167,25 @@ class RolloutBuffer:
     def add_penalty(self, env: int, amount: float) -> bool:
         """Add `amount` (negative) to the env's last decision, which becomes terminal.
 
-        False, and nothing changes, if this episode has no decision in this rollout: the penalty then appears
-        only in the outcome."""
+        Returns False and changes nothing if this episode has no decision in this rollout; the penalty is then
+        part of the outcome only."""
         decisions = self.columns["valid"][env, : self.length].nonzero()
         if not len(decisions):
             return False
         t = int(decisions[-1, 0])
-        # After a rollback the next row is invalid and no reset; a new episode begins with one.
-        if self.columns["terminal"][env, t] if t + 1 == self.length else self.columns["reset"][env, t + 1]:
+        if t + 1 == self.length:
+            belongs_to_earlier_episode = self.columns["terminal"][env, t]
+        else:
+            # After a rollback the next row is invalid without a reset; a new episode begins with a reset.
+            belongs_to_earlier_episode = self.columns["reset"][env, t + 1]
+        if belongs_to_earlier_episode:
             return False
         self.columns["reward"][env, t] += amount
         self.columns["terminal"][env, t] = True
         return True
 
     def truncate(self, targets: Sequence[tuple[int, int]], bootstrap: Tensor) -> None:
-        """Mark (env, step) rows as cut before their end; `bootstrap` holds the value of what would follow
-        each."""
+        """Mark (env, step) rows as truncated; `bootstrap` holds the value of the state after each."""
         if len(targets) != len(bootstrap):
             raise EsperError(f"{len(targets)} truncated rows but {len(bootstrap)} bootstrap values")
         if targets:
@@ -195,24 +196,26 @@ class RolloutBuffer:
             self.columns["bootstrap"][rows] = bootstrap.to(self.columns["bootstrap"])
 
     def total_rewards(self) -> Tensor:
-        """[E]: everything that the rollout has paid so far, penalties and undecided steps included."""
+        """[E]: sum of all rewards so far, including penalties and invalid rows."""
         return self.columns["reward"][:, : self.length].sum(dim=1)
 
     def finish(self) -> RolloutBatch:
-        """The rollout as it stands; every segment must have been closed and every number be finite."""
+        """The rollout so far. Every segment must be closed and every number finite."""
         if not self.length:
             raise EsperError("the rollout is empty; record at least one step before the update")
         data = {name: column[:, : self.length] for name, column in self.columns.items()}
         for name in ("reward", "value", "bootstrap"):
-            if (broken := ~data[name].isfinite()).any():
+            broken = ~data[name].isfinite()
+            if broken.any():
                 env, t = broken.nonzero()[0].tolist()
                 raise EsperError(
                     f"env {env}, step {t}: {name} is {data[name][env, t].item()}, must be finite"
                 )
         ends = torch.ones_like(data["reset"])
         ends[:, :-1] = data["reset"][:, 1:] | ~data["valid"][:, 1:]
-        if (open_ := ends & data["valid"] & ~data["terminal"] & ~data["truncated"]).any():
-            env, t = open_.nonzero()[0].tolist()
+        unclosed = ends & data["valid"] & ~data["terminal"] & ~data["truncated"]
+        if unclosed.any():
+            env, t = unclosed.nonzero()[0].tolist()
             raise EsperError(
                 f"env {env}: the segment that ends at step {t} is neither terminal nor truncated"
             )
@@ -221,7 +224,7 @@ class RolloutBuffer:
         return RolloutBatch(obs=obs, masks=masks, hidden=self.hidden, **data)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint in the middle of a rollout needs; empty between rollouts."""
+        """Tensors for a checkpoint within a rollout; empty between rollouts."""
         if not self.length:
             return {}
         return {**self.columns, "hidden.h": self.hidden[0], "hidden.c": self.hidden[1]}
