@@ -272,7 +272,7 @@ class CrippledConv2d(Conv2d):
 
 
 class Norm(PopulationLayer):
-    """What all norms share: a gain and an offset per channel, 1 and 0 at birth."""
+    """Base of all norms: a gain and an offset per channel, 1 and 0 at birth."""
 
     def __init__(self, population: int, channels: int) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class BatchNorm2d(Norm):
         mean, var = pick(self.running_mean, lanes), pick(self.running_var, lanes)
         out = F.batch_norm(x, mean.flatten(), var.flatten(), weight, bias, lanes.mode is Mode.TRAIN)
         if lanes.mode is Mode.TRAIN and lanes.rows is not None:
-            # What was recorded is in copies of the rows.
+            # `pick` copied the rows, and the statistics were recorded in the copies.
             real = lanes.count - lanes.padding
             self.running_mean.index_copy_(0, lanes.rows[:real], mean[:real])
             self.running_var.index_copy_(0, lanes.rows[:real], var[:real])
@@ -315,8 +315,8 @@ class BatchNorm2d(Norm):
 
 
 def group_count(channels: int) -> int:
-    """Groups of at least 16 channels; one group below that, because a group of one channel and one pixel is
-    always 0."""
+    """Number of groups, each of at least 16 channels. Fewer channels form one group, because a group of one
+    channel and one pixel is always 0."""
     return next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16), 1)
 
 
@@ -422,7 +422,7 @@ class PlainScale(nn.Module):
 
 
 class Scale(PopulationLayer):
-    """γ: one factor per channel, 0 at birth, so that whatever it scales is born silent."""
+    """γ: one factor per channel. It is 0 at birth, so a seed starts without effect."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
         super().__init__()
@@ -502,8 +502,8 @@ class Layout:
 
     def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
         """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as
-        (activations, its lanes, how many of them count). Images are cut with lanes outermost but one, so that
-        gradients stay channels_last."""
+        (activations, number of lanes, number of lanes that are not padding). Images are cut with lanes
+        outermost but one, so that gradients stay channels_last."""
         if not self.image:
             return x.index_copy(0, index, torch.cat([piece[:count] for piece, _, count in pieces]))
         cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
