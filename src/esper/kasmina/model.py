@@ -595,7 +595,7 @@ class MorphogeneticModel(nn.Module):
         return Lanes(len(rows), mode, torch.tensor(rows, device=device), padding)
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
-        """The items, filled up to a multiple of `LANE_MULTIPLE` with the first one. A population of 1 needs
+        """The items, filled up with the first one to a multiple of `LANE_MULTIPLE`. A population of 1 needs
         no padding."""
         if self.population == 1:
             return list(items)
