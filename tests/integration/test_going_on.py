@@ -113,9 +113,5 @@ def test_what_fails_after_the_run_is_no_failure_of_the_run(tmp_path) -> None:
 def test_data_with_other_classes_than_the_host_are_refused() -> None:
     config = TrainingConfig(**QUICK)
     task = resolve_task(config, get_task_spec(config.task))
-    small = replace(task, host={**task.host, "classes": 7})
-    with (
-        pytest.raises(EsperError, match="digits has 10 classes, the host of task digits_impaired has 7"),
-        open_trainer(config, small, TelemetryHub()),
-    ):
-        pass
+    with pytest.raises(EsperError, match="digits has 10 classes, the host has 7"):
+        replace(task, host={**task.host, "classes": 7})
