@@ -10,6 +10,7 @@ import pytest
 from esper.karn.summary import open_run, summarize
 from esper.leyline import EsperError, TelemetryEventType
 from esper.nissa import TelemetryHub
+from esper.runtime.data import load_dataset, register_dataset
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.checkpoint import CheckpointError
@@ -110,8 +111,20 @@ def test_what_fails_after_the_run_is_no_failure_of_the_run(tmp_path) -> None:
     assert summarize(open_run(tmp_path / "run")).status == "finished"
 
 
-def test_data_with_other_classes_than_the_host_are_refused() -> None:
+def test_data_with_other_classes_than_the_host_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only loading tells the number of classes, the run is refused when it is built."""
     config = TrainingConfig(**QUICK)
     task = resolve_task(config, get_task_spec(config.task))
-    with pytest.raises(EsperError, match="digits has 10 classes, the host has 7"):
+    with pytest.raises(EsperError, match="digits has 10 classes, the host has 7; allowed: 10 or more"):
         replace(task, host={**task.host, "classes": 7})
+    digits = load_dataset("digits")
+    parts = {"train_y": digits.train_y, "test_y": digits.test_y}
+    images = {key: getattr(digits, key).permute(0, 2, 3, 1) for key in ("train_x", "test_x")}
+    monkeypatch.setattr("esper.runtime.data.datasets._REGISTERED", {})
+    register_dataset("late_digits", lambda: {**images, **parts})
+    small = replace(task, dataset="late_digits", host={**task.host, "classes": 7})
+    with (
+        pytest.raises(EsperError, match="late_digits has 10 classes, the host has 7"),
+        open_trainer(config, small, TelemetryHub()),
+    ):
+        pass

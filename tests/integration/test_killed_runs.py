@@ -20,7 +20,8 @@ CODE = f"""
 import sys, torch
 torch.set_num_threads(1)
 from esper.simic import train_ppo_vectorized
-train_ppo_vectorized(**{ {**SMALL, "episode_length": 4}!r} | {{"rounds": int(sys.argv[2])}}, telemetry_dir=sys.argv[1])
+fields = { {**SMALL, "episode_length": 4}!r} | {{"rounds": int(sys.argv[2])}}
+train_ppo_vectorized(**fields, telemetry_dir=sys.argv[1])
 """
 
 

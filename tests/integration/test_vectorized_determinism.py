@@ -107,7 +107,7 @@ def test_a_stopped_and_resumed_run_equals_the_straight_one(
     if phase != "update":
         seeds = [seed for env in meta["round"]["envs"] for seed in env["row"]["seeds"].values()]
         assert seeds, "a stop in the middle of growth"
-        assert sum(env["rollbacks"] for env in meta["round"]["envs"]) == 1
+        assert sum(env["values"]["rollbacks"] for env in meta["round"]["envs"]) == 1
     monkeypatch.setattr(faulty, "stop_in", None)
     monkeypatch.setattr(vectorized, "get_hub", TelemetryHub)
     train(tmp_path / "cut", **eventful(resume="auto"))

@@ -340,7 +340,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing there": (shutil.rmtree, "run"),
     "empty": (lambda run: [shutil.rmtree(run), run.mkdir()], "run"),
     "half-written": (lambda run: (run / "run.json").unlink(), "run"),
-    "foreign": (lambda run: (run / "run.json").write_text('{"name": "other"}'), "format"),
+    "foreign": (lambda run: (run / "run.json").write_text('{"name": "other"}'), "version"),
     "no JSON": (lambda run: (run / "run.json").write_text('{"form'), "JSON"),
     "no log": (lambda run: (run / "events.jsonl").unlink(), "events.jsonl"),
     "no settings": (lambda run: (run / "config.json").unlink(), "config.json"),

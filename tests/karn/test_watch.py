@@ -109,6 +109,31 @@ def test_it_follows_a_run_that_goes_on(write_run: Write) -> None:
     drive(path, (100, 30), script)
 
 
+def test_text_of_a_run_cannot_act_on_the_screens(write_run: Write) -> None:
+    """Neither control characters nor markup, which would be an error in the middle of drawing."""
+    evil = "evil\x1b[2J[/]"
+    at = {"round_idx": 0, "env_id": 0, "epoch": 1}
+    path = write_run(
+        [
+            ("run_started", {"task": evil, "rounds": 1, "slots": [evil]}),
+            ("seed_lifecycle", {"kind": "germinated", "blueprint_id": evil}, at | {"slot_id": evil}),
+            ("last_action", {"op": "GERMINATE", "slot": evil, "veto": evil, "stages": {evil: 3}}, at),
+            ("batch_completed", {"round_idx": 0}, {"round_idx": 0}),
+            ("alert", {"code": evil, "severity": "error", "message": evil}, {"round_idx": 0}),
+        ]
+    )
+
+    async def script(app, pilot) -> None:
+        shown = r"evil\x1b[2J[/]"
+        await sees(app, pilot, f"{shown}, policy", f"round 1 {shown}: {shown}", f"0.00 {shown}")
+        await pilot.press("2")
+        await sees(app, pilot, "round 1, env 0", f"✗ {shown}")
+        await pilot.press("3")
+        await sees(app, pilot, "no update recorded")
+
+    drive(path, (160, 60), script)
+
+
 @pytest.mark.parametrize("damage", ["no steps", "nothing"])
 def test_runs_that_have_not_come_far(damage: str, run_path: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(run_path, tmp_path / "copy"))

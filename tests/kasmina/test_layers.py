@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import Gate
+from esper.kasmina.blueprints import Gate, SqueezeExcite
 from esper.kasmina.layers import (
     IMAGE,
     SEQUENCE,
@@ -32,10 +32,11 @@ from esper.kasmina.layers import (
     Scale,
     check_population,
     group_count,
+    pool_pixels,
     seed_row,
 )
 from esper.leyline import PopulationError
-from helpers import generator
+from helpers import differing, generator
 
 P, B = 8, 3
 REPEATS = [3, 0, 3, 3, 7, 1, 1, 0]
@@ -214,8 +215,11 @@ def close(a: Tensor, b: Tensor) -> bool:
 def test_layer_equals_separate_plain_layers(case, population, rows):
     layer = build(case, population)
     lane_rows = list(range(population)) if rows is None else rows
-    # With repeats a batch norm has nowhere to record statistics, so only whole populations train it.
-    mode = Mode.EVAL if rows is not None and isinstance(layer, BatchNorm2d) else Mode.TRAIN
+    # Repeats of a row with different inputs have no single record: only lists without repeats train a batch
+    # norm.
+    mode = (
+        Mode.EVAL if len(set(lane_rows)) < len(lane_rows) and isinstance(layer, BatchNorm2d) else Mode.TRAIN
+    )
     inputs = case.inputs(len(lane_rows))
     lanes = Lanes(len(lane_rows), mode, None if rows is None else torch.tensor(rows))
     # The plain layers are taken first, from buffers that no pass has moved.
@@ -233,7 +237,7 @@ def test_layer_equals_separate_plain_layers(case, population, rows):
             total[row] += wanted * layer.taps[row] if isinstance(layer, CrippledConv2d) else wanted
         assert close(gradient, total), name
     if isinstance(layer, BatchNorm2d) and mode is Mode.TRAIN:
-        for row, plain in enumerate(layers_plain):
+        for row, plain in zip(lane_rows, layers_plain, strict=True):
             assert close(layer.running_mean[row], plain.running_mean)
             assert close(layer.running_var[row], plain.running_var)
 
@@ -253,6 +257,66 @@ def test_shadow_freezes_parameters_and_buffers_but_lets_gradients_through(case, 
     assert all(map(close, outputs, outputs_plain))
     assert all(map(close, gradients, gradients_plain))
     assert all(torch.equal(before[name], t) for name, t in layer.state_dict().items())
+
+
+WIDTH, ROW = 64, 5
+ODD: dict[str, Case] = {
+    "linear_odd": Case(lambda p: Linear(p, 5, 9), (7, 5)),
+    "linear_one": Case(lambda p: Linear(p, 3, 10), (16, 3)),
+    "linear_digits": Case(lambda p: Linear(p, 6, 10), (13, 6)),
+    "embedding_odd": Case(lambda p: _Tied(p), (7, 5)),
+    "squeeze_excite": Case(lambda p: SqueezeExcite(p, 4), (8, 4, 8, 8)),
+    "scale_digits": Case(lambda p: Scale(p, 3, image=True), (32, 3, 8, 8)),
+    "gate_digits": Case(lambda p: Gate(p, 3, image=True), (16, 3, 8, 8)),
+    "pool": Case(lambda p: _Pool(), (8, 3, 8, 8)),
+}
+
+
+class _Tied(nn.Module):
+    """The tied projection of an embedding."""
+
+    def __init__(self, population: int) -> None:
+        super().__init__()
+        self.table = Embedding(population, 9, 5)
+
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.table.attend(x, lanes)
+
+
+class _Pool(nn.Module):
+    def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return pool_pixels(x, lanes)
+
+
+def lane_trace(case: Case, layer: nn.Module, count: int, position: int) -> dict[str, Tensor]:
+    """What one row's lane gives, among `count` lanes of other rows, in float32."""
+    rows = [row for row in range(WIDTH) if row != ROW][: count - 1]
+    rows.insert(position, ROW)
+    inputs = case.inputs(WIDTH)
+    pieces = [inputs[row].float() if inputs[row].is_floating_point() else inputs[row] for row in rows]
+    x = join(case, pieces)
+    x.requires_grad_(x.is_floating_point())
+    layer.zero_grad()
+    out = layer(x, Lanes(count, Mode.TRAIN, torch.tensor(rows)))
+    outputs = split(case, out, count)
+    cotangents = [cotangent(o, row).float() for o, row in zip(outputs, rows, strict=True)]
+    out.backward(join(case, cotangents))
+    trace = {"output": outputs[position].detach()}
+    if x.grad is not None:
+        trace["input"] = split(case, x.grad, count)[position]
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None
+        trace[name] = parameter.grad[ROW].clone()
+    return trace
+
+
+@pytest.mark.parametrize("case", (CASES | ODD).values(), ids=CASES | ODD)
+def test_a_lane_does_not_depend_on_the_number_of_lanes(case):
+    layer = build(case, WIDTH).float()
+    expected = lane_trace(case, layer, 8, 0)
+    for count, position in [(8, 5), (16, 3), (16, 15), (24, 1), (24, 23), (WIDTH, 0), (WIDTH, WIDTH - 1)]:
+        trace = lane_trace(case, layer, count, position)
+        assert differing(expected, trace) == [], f"lane {position} of {count}"
 
 
 def test_batch_norm_uses_its_record_only_in_eval():

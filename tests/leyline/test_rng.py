@@ -31,7 +31,8 @@ def test_pinned_values() -> None:
 
 @pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
 def test_the_same_in_another_process(hash_seed: str) -> None:
-    code = "from esper.leyline import stream_seed; print(stream_seed(42, 'action', episode=7, env=3, counter=11))"
+    call = "stream_seed(42, 'action', episode=7, env=3, counter=11)"
+    code = f"from esper.leyline import stream_seed; print({call})"
     found = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

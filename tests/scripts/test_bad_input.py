@@ -288,7 +288,7 @@ def spoil_json(path: Path, place: str, value: Any) -> None:
 CHECKPOINT_FIELDS = (
     *("", "kind", "agent", "agent.config", "agent.updates", "agent.schema", "agent.popart", "agent.num_envs"),
     *("config", "config.task", "normalizer", "normalizer.count", "progress", "progress.round_idx"),
-    *("progress.history", "progress.best", "recorder", "recorder.accuracies", "seq", "announced", "digests"),
+    *("progress.history", "best", "recorder", "recorder.accuracies", "seq", "announced", "digests"),
 )
 POLICY_FIELDS = ("", "kind", "schema", "schema.hidden", "schema.features", "schema.actions", "digests")
 SCHEDULE_FIELDS = (
@@ -341,7 +341,6 @@ def fits(field: str, value: Any) -> bool:
         "policy": ["x"],
         "root_seed": [-1],
         "seed": [-1],
-        "progress.best": [-1, 1.5],
         "progress.history": [[]],
         "best.objective": [-1, 1.5],
         "best.seeds": [-1],

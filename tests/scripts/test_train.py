@@ -168,6 +168,13 @@ def test_telemetry_dir_none_records_nothing_and_shows_the_results(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_task_with_other_sizes_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rounds", "1", "--task", "digits_impaired:base=6", "--telemetry-dir", str(tmp_path / "D")]
+    assert main(["wait", *SMALL, *flags]) == 0
+    capsys.readouterr()
+    assert RunDirectory.open(tmp_path / "D").config["task"] == "digits_impaired:base=6"
+
+
 def test_a_task_of_the_users_own_module_can_be_trained(tmp_path: Path) -> None:
     (tmp_path / "my_tasks.py").write_text(
         "from dataclasses import replace\n"

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
 
 def test_a_checkpoint_gives_its_policy(run):
     path, agent = run
-    assert same(load_policy(path / "checkpoints" / "best.safetensors"), agent.policy)
+    assert same(load_policy(shipped.newest_checkpoint(path)), agent.policy)
 
 
 def test_the_kind_of_a_file_decides_not_its_directory(run, tmp_path):
@@ -55,7 +55,7 @@ def test_the_kind_of_a_file_decides_not_its_directory(run, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     named_alike = policy_file(tmp_path / "checkpoints" / "p.safetensors")
     assert same(load_policy(named_alike), policy())
-    elsewhere = shutil.copy(path / "checkpoints" / "best.safetensors", tmp_path / "copied.safetensors")
+    elsewhere = shutil.copy(shipped.newest_checkpoint(path), tmp_path / "copied.safetensors")
     assert same(load_policy(elsewhere), agent.policy)
 
 
@@ -77,7 +77,7 @@ def test_a_policy_for_other_features_is_refused_by_name(tmp_path):
 def test_a_run_that_did_not_learn_has_no_policy(tmp_path):
     train(tmp_path / "r", rounds=1, policy="wait")
     with pytest.raises(EsperError, match="does not learn"):
-        load_policy(tmp_path / "r" / "checkpoints" / "best.safetensors")
+        load_policy(tmp_path / "r")
 
 
 # -- headers -------------------------------------------------------------------------------------------------

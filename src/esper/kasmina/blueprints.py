@@ -85,7 +85,7 @@ class FeatureSeed(Blueprint):
 
 @register("noop", "cnn", "transformer", "mlp")
 class Noop(Blueprint):
-    """Nothing at all: no parameters, δ = 0. The policy never sees it."""
+    """No parameters, δ = 0. Policies are never offered it."""
 
     def __init__(self, population: int, channels: int) -> None:
         nn.Module.__init__(self)
@@ -120,7 +120,7 @@ class FeatureNorm(FeatureSeed):
 
 @register("attention", "cnn")
 class SqueezeExcite(ImageSeed):
-    """Weighs channels by what the whole image holds."""
+    """Weighs channels by their mean over the whole image."""
 
     def __init__(self, population: int, channels: int) -> None:
         super().__init__(population, channels)
@@ -257,8 +257,8 @@ class DistanceAttention(CausalAttention):
 
 class Gate(nn.Module):
     """A learned factor in (0, 1) on a seed's δ: one for each image, from its pooled features; one for each
-    token or vector otherwise, from itself alone, because a pooled sequence would tell a token what follows
-    it."""
+    token or vector otherwise, from itself alone, because a pooled sequence would tell a token about those
+    that follow it."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What a network would be with some of its seeds switched off.
+"""Outputs of a network with some of its seeds switched off.
 
 A coalition is the set of slots whose blended seeds are on. Evaluating many shares every common prefix:
 activations fork at a slot only where the wanted coalitions differ there. One table answers every question
-about who contributes what."""
+about the contributions of seeds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Coalition = frozenset[str]
 MAX_EXHAUSTIVE = 4
-"""Up to this many blended seeds, all coalitions are evaluated."""
+"""Maximum number of blended seeds of which all coalitions are evaluated."""
 RANDOM_ORDERS = 8
-"""Of more seeds, the prefixes of this many random orders."""
+"""Number of random orders whose prefixes are evaluated for more seeds."""
 
 
 def all_coalitions(slots: Collection[str]) -> list[Coalition]:

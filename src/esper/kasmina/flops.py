@@ -1,9 +1,9 @@
 """Training FLOPs of a growing network, from forward passes of one network on one sample that torch counts.
 
 Convolutions and matrix products count, two FLOPs for each multiply-add. Norms, activations and pooling count
-as 0, and validation and the policy are not included. Training costs three forward passes: the pass itself, the
-gradient of its inputs and the gradient of its weights. A seed that incubates on a shadow loss adds its own
-training, and a forward and an input-gradient pass through the part of the network behind it. With
+as 0, and validation and the policy are not included. Training costs three forward passes: the pass itself,
+the gradient of its inputs and the gradient of its weights. A seed that incubates on a shadow loss adds its
+own training, and a forward and an input-gradient pass through the part of the network behind it. With
 straight-through incubation it adds its own training only."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from esper.leyline import (
 
 
 class Host(nn.Module):
-    """What all hosts share: a population, slots in two orders, and a spec from which to build it again."""
+    """Base of all hosts: a population, slots in two orders, and a spec from which to build it again."""
 
     topology: Topology
 
@@ -59,7 +59,7 @@ class Host(nn.Module):
         raise NotImplementedError
 
     def check_input(self, x: Tensor, networks: int) -> None:
-        """Raise unless this is input for so many networks."""
+        """Raise unless `x` is input for this number of networks."""
         raise NotImplementedError
 
     def example_input(self, batch: int = 2) -> Tensor:
@@ -230,7 +230,8 @@ class GPTHost(Host):
     def check_input(self, x: Tensor, networks: int) -> None:
         if x.dim() != 3 or x.shape[0] != networks or x.shape[2] > self.context:
             raise ShapeError(
-                f"GPT host: input has shape {tuple(x.shape)}, wanted [{networks}, batch, up to {self.context}]"
+                f"GPT host: input has shape {tuple(x.shape)}, "
+                f"wanted [{networks}, batch, at most {self.context}]"
             )
         # Rows lie side by side in one table: a token outside would read, and teach, another network's
         # embedding. On another device to look would mean to wait for it; batches come from datasets that fit

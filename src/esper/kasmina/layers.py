@@ -2,7 +2,9 @@
 
 Parameters are `[P, …]`. Activations carry lanes; a lane is one copy of one row's network. Images are `[B,
 L·C, H, W]` in channels_last (memory order B, H, W, L, C), everything else is `[L, B, …]`. A layer never mixes
-lanes: what happens in one cannot reach another, NaN included.
+lanes: what happens in one cannot reach another, NaN included. In float32 on a CPU with one thread a lane's
+results are also the same bits for any number and order of lanes that is a multiple of `LANE_MULTIPLE`
+(tests/kasmina/test_layers.py and test_company.py).
 
 B batch, L lanes, P rows of the population, C channels, T tokens, D features.
 """
@@ -65,7 +67,7 @@ def pick(parameter: Tensor, lanes: Lanes) -> Tensor:
 # -- sums over pixels ----------------------------------------------------------------------------------------
 #
 # `sum` and `mean` over the outer axes of a channels_last tensor add up in an order that depends on how many
-# channels lie side by side, so on the number of lanes. Pooling adds up pixel after pixel whatever lies beside.
+# channels lie side by side, so on the number of lanes. Pooling adds pixel after pixel in any case.
 
 
 def pool_pixels(x: Tensor, lanes: Lanes) -> Tensor:
@@ -106,6 +108,22 @@ def _sum_pixels(x: Tensor, batch: int) -> Tensor:
     return F.avg_pool2d(sums.permute(2, 1, 0, 3), (len(sums), 1), divisor_override=1)
 
 
+def _settled(x: Tensor, memory: torch.memory_format) -> Tensor:
+    """`x`, its gradient in this memory order."""
+    return _SettledGradient.apply(x, memory) if x.requires_grad else x
+
+
+class _SettledGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory: torch.memory_format) -> Tensor:
+        ctx.memory = memory
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.contiguous(memory_format=ctx.memory), None
+
+
 def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`[L, N, in]`, `[L, out, in]`, `[L, out]` → `[L, N, out]`; every lane's memory is aligned."""
     samples, outputs = x.shape[1], weight.shape[1]
@@ -115,11 +133,13 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         bias = None if bias is None else F.pad(bias, (0, spare))
     if samples % ALIGNMENT:
         x = F.pad(x, (0, 0, 0, -samples % ALIGNMENT))
+    x = x.contiguous()
     if bias is None:
         out = torch.bmm(x, weight.transpose(1, 2))
     else:
         out = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-    return out[:, :samples, :outputs]
+    # The bias' gradient is a sum, which runs in memory order.
+    return _settled(out, torch.contiguous_format)[:, :samples, :outputs]
 
 
 class PopulationLayer(nn.Module):
@@ -252,7 +272,7 @@ class CrippledConv2d(Conv2d):
 
 
 class Norm(PopulationLayer):
-    """What all norms share: a gain and an offset per channel, 1 and 0 at birth."""
+    """Base of all norms: a gain and an offset per channel, 1 and 0 at birth."""
 
     def __init__(self, population: int, channels: int) -> None:
         super().__init__()
@@ -284,7 +304,7 @@ class BatchNorm2d(Norm):
         mean, var = pick(self.running_mean, lanes), pick(self.running_var, lanes)
         out = F.batch_norm(x, mean.flatten(), var.flatten(), weight, bias, lanes.mode is Mode.TRAIN)
         if lanes.mode is Mode.TRAIN and lanes.rows is not None:
-            # What was recorded is in copies of the rows.
+            # `pick` copied the rows, and the statistics were recorded in the copies.
             real = lanes.count - lanes.padding
             self.running_mean.index_copy_(0, lanes.rows[:real], mean[:real])
             self.running_var.index_copy_(0, lanes.rows[:real], var[:real])
@@ -295,8 +315,8 @@ class BatchNorm2d(Norm):
 
 
 def group_count(channels: int) -> int:
-    """Groups of at least 16 channels; one group below that, because a group of one channel and one pixel is
-    always 0."""
+    """Number of groups, each of at least 16 channels. Fewer channels form one group, because a group of one
+    channel and one pixel is always 0."""
     return next((g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= 16), 1)
 
 
@@ -402,7 +422,7 @@ class PlainScale(nn.Module):
 
 
 class Scale(PopulationLayer):
-    """γ: one factor per channel, 0 at birth, so that whatever it scales is born silent."""
+    """γ: one factor per channel. It is 0 at birth, so a seed starts without effect."""
 
     def __init__(self, population: int, channels: int, *, image: bool) -> None:
         super().__init__()
@@ -468,16 +488,6 @@ class Attention(nn.Module):
         return torch.where(distance >= 0, -distance * rate.view(-1, 1, 1), -math.inf)
 
 
-class _ChannelsLastGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
-        return grad.contiguous(memory_format=torch.channels_last)
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How lanes are laid out in activations of one topology, and how to move them."""
@@ -492,8 +502,8 @@ class Layout:
 
     def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
         """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as
-        (activations, its lanes, how many of them count). Images are cut with lanes outermost but one, so that
-        gradients stay channels_last."""
+        (activations, number of lanes, number of lanes that are not padding). Images are cut with lanes
+        outermost but one, so that gradients stay channels_last."""
         if not self.image:
             return x.index_copy(0, index, torch.cat([piece[:count] for piece, _, count in pieces]))
         cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
@@ -514,7 +524,7 @@ class Layout:
     def settle(self, x: Tensor) -> Tensor:
         """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a
         lane's must not depend on whether it was moved."""
-        return _ChannelsLastGradient.apply(x) if self.image and x.requires_grad else x
+        return _settled(x, torch.channels_last) if self.image else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
         """One value per lane, shaped to broadcast over its activations."""

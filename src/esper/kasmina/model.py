@@ -1,4 +1,4 @@
-"""The morphogenetic model: a population of networks, each growing on its own.
+"""The morphogenetic model: a population of networks that grow independently.
 
 Forward passes follow a plan, the list of blended seeds at each slot, rebuilt only when a lifecycle operation
 or a tick changed something. Training losses, incubation and coalition tables all run on one primitive:
@@ -54,14 +54,15 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """One training batch. `main` learns the hosts and blended seeds, `incubation` the seeds in TRAINING."""
+    """Losses of one training batch. `main` trains the hosts and blended seeds, `incubation` the seeds in
+    TRAINING."""
 
     main: Tensor  # [P]
     incubation: Tensor | None  # [n]
     outputs: Tensor  # [P, B, …, classes]
 
     def total(self) -> Tensor:
-        """What to call backward on: rows are independent, so their sum gives each its own gradient."""
+        """The scalar to call backward on. Rows are independent, so the sum gives each its own gradient."""
         total = self.main.sum()
         return total if self.incubation is None else total + self.incubation.sum()
 
@@ -94,8 +95,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class ShadowStep:
-    """What happens after one segment of the shadow pass: blended seeds of the lanes under way, then new lanes
-    join."""
+    """One segment of the shadow pass: blended seeds are applied to the lanes so far, then new lanes join."""
 
     slot_id: str
     growth: list[Growth]
@@ -153,9 +153,8 @@ class MorphogeneticModel(nn.Module):
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
         self.host_births = [0] * self.population
         if random_seeds is not None and len(random_seeds) != self.population:
-            raise PopulationError(
-                f"{len(random_seeds)} random seeds for a population of {self.population}; allowed: one per row"
-            )
+            counts = f"{len(random_seeds)} random seeds for a population of {self.population}"
+            raise PopulationError(f"{counts}; allowed: one per row")
         for row in range(self.population):
             self.reset_row(row, row if random_seeds is None else random_seeds[row])
 
@@ -322,10 +321,10 @@ class MorphogeneticModel(nn.Module):
 
     def reports(self, row: int = 0) -> dict[str, SeedStateReport]:
         """Reports of the row's occupied slots, in slot order; an empty slot has none."""
-        found = {
+        reports = {
             slot_id: self.slot(slot_id).report(self.check_row(row)) for slot_id in self.slot_config.slot_ids
         }
-        return {slot_id: report for slot_id, report in found.items() if report is not None}
+        return {slot_id: report for slot_id, report in reports.items() if report is not None}
 
     def seed_in(self, slot_id: str, row: int = 0) -> Seed | None:
         return self.slot(slot_id).seeds[self.check_row(row)]
@@ -361,10 +360,9 @@ class MorphogeneticModel(nn.Module):
                     seed.record_contribution(contributions[slot.slot_id])
 
     def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
-        """Give every learning seed what the last step measured of its gradient.
+        """Record the gradient statistics of the last step in every seed that learns.
 
-        `table` holds the values of `stats.packed()` where the caller has brought them from the device
-        already."""
+        `table` holds the values of `stats.packed()` if the caller has already copied them from the device."""
         host, *rest = stats.packed().tolist() if table is None else table
         slots = list(stats.norm)
         norm, vanishing, exploding = (
@@ -390,7 +388,7 @@ class MorphogeneticModel(nn.Module):
         """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without
         incubation.
 
-        A `probe` sees the features before and after each slot's blended seeds; what it returns goes on."""
+        A `probe` sees the features before and after each slot's blended seeds; its return value goes on."""
         self.host.check_input(x, self.population)
         lanes = Lanes(self.population, Mode.TRAIN)
         incubating = self._incubating()
@@ -462,7 +460,7 @@ class MorphogeneticModel(nn.Module):
     # -- incubation ------------------------------------------------------------------------------------------
 
     def _incubating(self) -> dict[str, list[int]]:
-        found = {
+        training = {
             slot.slot_id: [
                 row
                 for row, seed in enumerate(slot.seeds)
@@ -470,7 +468,7 @@ class MorphogeneticModel(nn.Module):
             ]
             for slot in self.slots()
         }
-        return {slot_id: rows for slot_id, rows in found.items() if rows}
+        return {slot_id: rows for slot_id, rows in training.items() if rows}
 
     def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
         """The TRAINING seeds of a slot at full alpha, on lanes 0 … n−1 that stand for `rows`."""
@@ -597,12 +595,13 @@ class MorphogeneticModel(nn.Module):
         return Lanes(len(rows), mode, torch.tensor(rows, device=device), padding)
 
     def padded(self, items: Sequence[Any]) -> list[Any]:
-        """Fill up to a multiple of eight with the first item; a population of one needs no company."""
+        """The items, filled up to a multiple of `LANE_MULTIPLE` with the first one. A population of 1 needs
+        no padding."""
         if self.population == 1:
             return list(items)
         return [*items, *[items[0]] * (-len(items) % LANE_MULTIPLE)]
 
-    # -- what the optimizer holds ----------------------------------------------------------------------------
+    # -- optimizer groups ------------------------------------------------------------------------------------
 
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""

@@ -110,7 +110,7 @@ class PopulationOptimizer:
         self.seed_decay = one_per_row * self.config.seed_decay
         self.clip = one_per_row * self.config.clip
         self.stats: GradientStats | None = None
-        # What is clipped together: the banks of "host", and those of each slot.
+        # Banks that are clipped together: those of "host", and those of each slot.
         self.groups: dict[str, dict[str, Bank]] = {}
         self._version = -1
         self.sync()
@@ -118,7 +118,7 @@ class PopulationOptimizer:
     # -- following the model ---------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Take over the model's current groups: keep what survived, add what is new, drop what is gone."""
+        """Follow the model's groups: keep the state of surviving banks, add new banks, drop the others."""
         if self._version == self.model.version:
             return
         old = self._banks()
@@ -172,7 +172,7 @@ class PopulationOptimizer:
             norms = torch.stack(
                 [torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads]
             )
-            # Squares add up within a bank first: what other rows' banks add to a row's sum is exactly 0.
+            # Squares add up within a bank first: banks of other rows add exactly 0 to a row's sum.
             squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
             total = torch.stack(squares).sum(0).sqrt()
             if name == "host":
@@ -252,7 +252,7 @@ class PopulationOptimizer:
 
     def load_row_state(self, row: int, state: dict[str, Tensor]) -> None:
         """The inverse of `row_state`, strict."""
-        load_row(self._places(row), state, row, what="optimizer state")
+        load_row(self._places(row), state, row, label="optimizer state")
 
     def _places(self, row: int) -> dict[str, Tensor]:
         """Every `[P, …]` tensor in which the row has state, by stable names."""
@@ -272,21 +272,21 @@ class PopulationOptimizer:
 _RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")
 
 
-def check_tensors(wanted: Mapping[str, torch.Size], found: Mapping[str, Tensor], *, what: str) -> None:
+def check_tensors(wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor], *, label: str) -> None:
     """Names and shapes must agree exactly."""
-    if set(wanted) != set(found):
-        missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
-        raise StructureError(f"{what}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
+    if set(wanted) != set(given):
+        missing, unknown = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+        raise StructureError(f"{label}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
     for name, shape in wanted.items():
-        if found[name].shape != shape:
+        if given[name].shape != shape:
             raise StructureError(
-                f"{what}: {name} has shape {tuple(found[name].shape)}, wanted {tuple(shape)}"
+                f"{label}: {name} has shape {tuple(given[name].shape)}, wanted {tuple(shape)}"
             )
 
 
-def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, what: str) -> None:
+def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, label: str) -> None:
     """Copy named values into one row of named tensors; names and shapes must agree exactly."""
-    check_tensors({name: place.shape[1:] for name, place in places.items()}, values, what=what)
+    check_tensors({name: place.shape[1:] for name, place in places.items()}, values, label=label)
     with torch.no_grad():
         for name, place in places.items():
             place[row] = values[name].to(place)

@@ -1,7 +1,7 @@
 """One slot of a population: in each row at most one seed, and the banks that hold the seeds' weights.
 
 Seeds of one blueprint share a bank, a module whose rows are the seeds. Germination writes a row, pruning
-clears it. Every operation returns the records of what it did; an operation that the stage forbids raises and
+clears it. Every operation returns records of its effects. An operation that the stage forbids raises and
 changes nothing."""
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class SeedSlot(nn.Module):
         self.seeds[row] = None
         self._drop_idle_banks()
 
-    # -- what the outside reads ------------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------------------
 
     def seed(self, row: int) -> Seed:
         """The row's seed, where there is one."""

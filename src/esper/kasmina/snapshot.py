@@ -80,7 +80,7 @@ def restore_row(
     if not committed_only:
         model.germinations[row] = snapshot.germinations
     model.host_births[row] += 1
-    load_row(_row_places(model, model.live_banks(row)), snapshot.tensors, row, what="network")
+    load_row(_row_places(model, model.live_banks(row)), snapshot.tensors, row, label="network")
     for module in model.modules():
         if isinstance(module, PopulationLayer):
             module.row_changed()
@@ -108,7 +108,7 @@ def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Ma
             bank = slot.build_bank(name, 1)  # a cooling seed has no weights, but its blueprint must exist
             if seed.is_present:
                 wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()}
-    check_tensors(wanted, tensors, what="weights do not fit the structure")
+    check_tensors(wanted, tensors, label="weights do not fit the structure")
 
 
 # -- directories ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""Contracts: enums, tables, dataclasses and protocols that the packages share. Imports no other package, and
-no torch."""
+"""Contracts: enums, tables, dataclasses and protocols that the packages share. No imports of other packages
+or of torch."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ from esper.leyline.errors import (
     TransitionError,
     allowed,
     check_number,
+    check_numbers,
 )
 from esper.leyline.lifecycle import (
     GateConfig,
@@ -197,6 +198,7 @@ __all__ = [
     "Veto",
     "allowed",
     "check_number",
+    "check_numbers",
     "format_slot_id",
     "head_sizes",
     "legal_ops",

@@ -41,7 +41,7 @@ class BlueprintAction(IntEnum):
 
 
 class GerminationStyle(IntEnum):
-    """Ramp curve and blend operator in one head, so that a gated ramp without a gate cannot be expressed."""
+    """Ramp curve and blend operator in one head, so that a gated ramp always has a gate."""
 
     LINEAR_ADD = 0
     LINEAR_MULTIPLY = 1
@@ -101,7 +101,7 @@ class AlphaAlgorithm(IntEnum):
 
 
 class Incubation(IntEnum):
-    """How a TRAINING seed learns while the host does not feel it.
+    """How a TRAINING seed learns without affecting its host.
 
     SHADOW: from a loss computed at its own output, the host frozen for that pass.
     STE: from the gradient that reaches the host's features, passed straight through.
@@ -207,7 +207,7 @@ IRRELEVANT_VALUES = (
     AlphaCurveAction.LINEAR,
     LifecycleOp.WAIT,
 )
-"""What a head holds, in head order, where it is irrelevant."""
+"""Value of each head, in head order, where it is irrelevant."""
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""Typed errors. Each message shows the offending value and what is allowed; each subclasses ValueError so
-that callers who do not care about the kind can still catch bad input in the usual way."""
+"""Typed errors and checks of numbers. Each message shows the offending value and the allowed ones. All errors
+are ValueErrors, so that callers can also catch bad input in the usual way."""
 
 from __future__ import annotations
 

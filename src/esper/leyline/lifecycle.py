@@ -11,18 +11,18 @@ from esper.leyline.stages import GateLevel, SeedStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
-    """How long things take; a task owns its pacing, because an epoch means something else in each."""
+    """Durations of the lifecycle in epochs. The task owns them, because epochs differ between tasks."""
 
     min_training_epochs: int = 10
-    """G2 needs this many epochs in TRAINING."""
+    """Minimum number of epochs in TRAINING for G2."""
     min_blending_epochs: int = 10
-    """Strict G3 needs this many epochs in BLENDING."""
+    """Minimum number of epochs in BLENDING for strict G3."""
     min_prune_age: int = 5
-    """The policy may prune a seed of at least this age."""
+    """Minimum age at which the policy may prune a seed."""
     embargo_epochs: int = 5
-    """How long a slot rests in EMBARGOED after a prune."""
+    """Number of epochs that a slot stays EMBARGOED after a prune."""
     auto_forward_gates: frozenset[GateLevel] = frozenset()
-    """Gates (G1, G2, G3) that the epoch clock passes by itself as soon as they open."""
+    """Gates (G1, G2, G3) that a seed passes without an action, as soon as they open."""
 
     def __post_init__(self) -> None:
         check_numbers("pacing", self)
@@ -64,7 +64,7 @@ class GateReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GateFailure:
-    """One failed check: its code, what was measured (None if nothing was) and the limit."""
+    """One failed check: its code, the measured value (None if unmeasured) and the limit."""
 
     reason: GateReason
     value: float | None
@@ -82,7 +82,7 @@ class GateResult:
 
 
 class LifecycleKind(StrEnum):
-    """What happened to a seed."""
+    """Kinds of lifecycle records."""
 
     GERMINATED = "germinated"
     GATE_REFUSED = "gate_refused"
@@ -94,7 +94,7 @@ class LifecycleKind(StrEnum):
 
 
 class PruneCause(IntEnum):
-    """Who removed a seed. Value 1 is retired."""
+    """Why a seed was removed. Value 1 is retired."""
 
     POLICY = 0
     ROLLBACK = 2
@@ -102,7 +102,7 @@ class PruneCause(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleRecord:
-    """What one lifecycle operation, or one tick of the clock, did to one seed."""
+    """Change of one seed by one lifecycle operation or one tick of the clock."""
 
     kind: LifecycleKind
     row: int
@@ -121,8 +121,7 @@ class LifecycleRecord:
 
 @dataclass(frozen=True, slots=True)
 class OpResult:
-    """Outcome of a legal operation. `done` is False only where a gate refused; an illegal operation
-    raises."""
+    """Outcome of a legal operation. `done` is False only if a gate refused; an illegal operation raises."""
 
     done: bool
     records: tuple[LifecycleRecord, ...] = ()

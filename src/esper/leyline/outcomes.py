@@ -1,4 +1,4 @@
-"""The objective that every policy is judged by, and what one episode came to."""
+"""The objective J that every policy is judged by, and the outcome of one episode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError, check_numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveConfig:
-    """Prices in J. They belong to the task and are fixed before any policy is trained."""
+    """Prices in J. The task owns them; they are fixed before any policy is trained."""
 
     size_price: float = 0.05
     """λ: cost of ln(1 + added/host parameters)."""
@@ -32,10 +32,11 @@ def objective(
     wasted_seeds: int,
     rollbacks: int,
 ) -> float:
-    """J: committed accuracy in [0, 1] (fossilized seeds on, live ones off) less what growth cost."""
+    """J: committed accuracy in [0, 1] (fossilized seeds on, live ones off) minus the price of growth."""
     if not 0.0 <= committed_accuracy <= 1.0:
         raise EsperError(
-            f"objective: committed accuracy is {committed_accuracy}, must lie in [0, 1] (not percentage points)"
+            f"objective: committed accuracy is {committed_accuracy}, must lie in [0, 1], not in percentage "
+            "points"
         )
     size = math.log1p(added_params / host_params)
     return (
@@ -48,7 +49,7 @@ def objective(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOutcome:
-    """One finished training run, written exactly once."""
+    """The outcome of one episode of one env, written exactly once."""
 
     env_id: int
     episode_idx: int

@@ -28,7 +28,7 @@ class GovernorReport:
     limit: float
     """Limit that the loss exceeded; infinity for a non-finite loss."""
     consecutive: int
-    """Suspicious checks in a row, this one included."""
+    """Number of suspicious checks in a row, including this one."""
 
 
 @dataclass(frozen=True, slots=True)

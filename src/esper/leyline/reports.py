@@ -51,7 +51,7 @@ class SeedMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedStateReport:
-    """One seed as seen from outside. A slot without a report is empty; a cooling slot still reports."""
+    """One seed as seen from outside. An empty slot has no report; a slot in cooldown still has one."""
 
     slot_id: str
     seed_id: str

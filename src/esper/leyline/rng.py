@@ -1,9 +1,9 @@
-"""Counter-based random streams: every source of randomness is named, so that nothing depends on what ran
+"""Counter-based random streams: every source of randomness has a name, so no stream depends on what was drawn
 before it.
 
-The seed of a stream is a hash of its coordinates. Two runs that share (root, purpose, episode, env) share its
-numbers, whatever else they do: this is what makes paired comparisons paired, and env i independent of how
-many envs run."""
+The random seed of a stream is a hash of its coordinates. Two runs that share (root, purpose, episode, env)
+draw the same numbers from it, whatever else they do. Comparisons of policies are paired by this, and an env
+draws the same numbers beside any number of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Purpose = Literal[
 
 
 def stream_seed(root: int, purpose: Purpose, episode: int = 0, env: int = 0, counter: int = 0) -> int:
-    """A 63-bit seed for the stream at these coordinates; stable across processes and machines."""
+    """A 63-bit random seed for the stream at these coordinates; the same in every process and on every
+    machine."""
     if purpose not in get_args(Purpose):
         raise EsperError(f"random stream {purpose!r} is unknown; {allowed(get_args(Purpose))}")
     text = f"{root}/{purpose}/{episode}/{env}/{counter}"

@@ -18,7 +18,7 @@ def format_slot_id(row: int, col: int) -> str:
 
 
 def parse_slot_id(slot_id: str) -> tuple[int, int]:
-    """(row, column) of an id such as `r0c1`; the pair sorts row-major and numerically."""
+    """(row, column) of an id such as `r0c1`. The pairs sort row by row, as numbers."""
     match = _SLOT_ID.fullmatch(slot_id)
     if match is None:
         raise SlotIdError(f"slot id {slot_id!r} is malformed; write r<row>c<column>, for example r0c1")
@@ -27,7 +27,7 @@ def parse_slot_id(slot_id: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class InjectionSpec:
-    """One boundary of a host where a seed can live."""
+    """One boundary of a host at which a seed can be inserted."""
 
     slot_id: str
     channels: int
@@ -40,7 +40,7 @@ class InjectionSpec:
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
-    """The slots of a network in the order that fixes the policy's slot indices (row-major)."""
+    """The slots of a network in row-major order, which defines the policy's slot indices."""
 
     slot_ids: tuple[str, ...]
 

@@ -11,7 +11,7 @@ from esper.leyline.actions import LifecycleOp
 
 
 class SeedStage(IntEnum):
-    """Where a seed is in its life. Value 5 is retired and rejected everywhere."""
+    """Stage of a seed's life. Value 5 is retired and rejected everywhere."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -30,7 +30,7 @@ STAGES: tuple[SeedStage, ...] = tuple(SeedStage)
 LIVE_STAGES = frozenset({SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING})
 """A seed is present and may still be pruned."""
 BLENDED_STAGES = frozenset({SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED})
-"""The seed's output is part of the network's output (where its alpha is above 0)."""
+"""The seed's output is part of the network's output (if its alpha is above 0)."""
 PRESENT_STAGES = LIVE_STAGES | {SeedStage.FOSSILIZED}
 """The seed has weights. It counts towards the maximum number of seeds of a network."""
 COOLDOWN_STAGES = frozenset({SeedStage.PRUNED, SeedStage.EMBARGOED, SeedStage.RESETTING})
@@ -61,7 +61,7 @@ class OnEnter(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: what an operation does to a seed in a stage."""
+    """One row of the table: the effect of an operation on a seed in a stage."""
 
     to: SeedStage
     gate: GateLevel | None
@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[tuple[SeedStage, LifecycleOp], Transition] = MappingProxyTy
         (SeedStage.HOLDING, LifecycleOp.PRUNE): Transition(SeedStage.PRUNED, None, OnEnter.FREE),
     }
 )
-"""Everything an operation can do. A pair that is absent is illegal."""
+"""Effect of each operation in each stage. A pair that is absent is illegal."""
 
 CLOCK: Mapping[SeedStage, Transition] = MappingProxyType(
     {
@@ -108,7 +108,7 @@ CLOCK: Mapping[SeedStage, Transition] = MappingProxyType(
         SeedStage.RESETTING: Transition(SeedStage.DORMANT, None, OnEnter.EMPTY),
     }
 )
-"""What the epoch clock does on its own: the cooldown after a prune."""
+"""Transitions of the epoch clock: the cooldown after a prune."""
 
 
 def legal_ops(stage: SeedStage) -> tuple[LifecycleOp, ...]:

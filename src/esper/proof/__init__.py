@@ -1,4 +1,4 @@
-"""The proof: policies on the same held-out seeds, side by side, with everything that a comparison needs."""
+"""Comparisons of policies and their rivals on the same held-out networks, schedule search, grown networks."""
 
 from esper._lazy import lazy_exports
 

@@ -1,5 +1,5 @@
-"""Cohorts of a comparison: networks that start with the seeds that a policy grew, hosts of the same size or the
-same FLOPs, and an oracle for tasks that cripple blocks, which knows the drawn pattern."""
+"""Cohorts of a comparison: networks that start with the seeds that a policy grew, hosts of the same size or
+the same FLOPs, and an oracle for tasks that cripple blocks, which knows the drawn pattern."""
 
 from __future__ import annotations
 

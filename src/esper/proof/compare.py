@@ -1,10 +1,10 @@
-"""The comparison: every cohort on the same held-out networks, figures with intervals, and the paired difference
-between the learned policy and each other cohort.
+"""The comparison: every cohort on the same held-out networks, figures with intervals, and the paired
+difference between the learned policy and each other cohort.
 
-Several policies (from several training runs) have equal weight in every figure. Intervals resample networks: the
-results of all policies on one network are drawn together, because they share its weights and data. Every
-difference is also given for each policy alone. The result depends only on the task, the policies, the schedules
-and the settings."""
+Several policies (from several training runs) have equal weight in every figure. Intervals resample networks:
+the results of all policies on one network are drawn together, because they share its weights and data. Every
+difference is also given for each policy alone. The result depends only on the task, the policies, the
+schedules and the settings."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
 
 
 def _add_equals(cohorts: Cohorts) -> None:
-    """Networks that never grow but equal the learned policy's final networks in their seeds, their size or their
-    FLOPs."""
+    """Networks that never grow but equal the learned policy's final networks in their seeds, their size or
+    their FLOPs."""
     task, wait = cohorts.task, simple_makers(cohorts.task, HELD_OUT)["static"]
     for stratum in cohorts.played[LEARNED]:
         cohorts.add("static_final", wait, plant=with_fossils({p.network: p.fossils for p in stratum}))

@@ -69,8 +69,8 @@ def play(
     plant: Callable[[VectorEnv], None] | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; `advance` is
-    called with the number of env-steps as they finish."""
+    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; `advance`
+    is called with the number of env-steps as they finish."""
     meter, played = FlopMeter(task.build_model(1, [0])), []
     for env in populations(task, networks, root_seed=root_seed, size=population):
         env.begin_round(0)

@@ -44,7 +44,7 @@ class GrownNetwork(Played):
 
 
 def network_to_grow(task: TaskSpec, root_seed: int) -> int:
-    """The number of the first network with a crippled block, which has a use for a seed; 0 if there is none."""
+    """The number of the first network with a crippled block, which can use a seed; 0 if there is none."""
     for network in range(SEARCHED):
         if any(draw_condition(task, root_seed, 0, network).crippled):
             return network

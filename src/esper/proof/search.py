@@ -1,11 +1,11 @@
-"""The best fixed schedule, by successive halving within a budget of env-steps: the reference that a policy with
-observations must beat.
+"""The best fixed schedule, by successive halving within a budget of env-steps: the reference that a policy
+with observations must beat.
 
-A schedule plants one to three seeds, each a blueprint in a slot, in successive epochs; not to grow is one more
-schedule. Schedules are compared by their gain over not growing on the same networks, so that different schedules
-can be measured on different networks. If a task draws crippled blocks, every pattern of them counts by its
-probability, and each pattern has a best schedule of its own. Winners can be refined: each is compared with its
-neighbours, which differ in one seed, on the same networks."""
+A schedule plants one to three seeds, each a blueprint in a slot, in successive epochs; not to grow is one
+more schedule. Schedules are compared by their gain over not growing on the same networks, so that different
+schedules can be measured on different networks. If a task draws crippled blocks, every pattern of them counts
+by its probability, and each pattern has a best schedule of its own. Winners can be refined: each is compared
+with its neighbours, which differ in one seed, on the same networks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
     while len(drawn) <= size:
         if misses == 1000:
             raise EsperError(
-                f"task {task.name!r} has hardly more than {len(drawn)} schedules; {size} candidates are too many"
+                f"task {task.name!r} has hardly more than {len(drawn)} schedules; "
+                f"{size} candidates are too many"
             )
         seeds = int(rng.integers(1, min(3, len(task.slots)) + 1))
         start = 1 if rng.random() < 0.5 else int(rng.integers(1, latest + 1))
@@ -70,9 +71,9 @@ def search_schedules(
     population: int | None = None,
     track: Track = lambda _name, _steps: lambda _: None,
 ) -> Schedules:
-    """The best schedule within the budget. If blocks are crippled, the same number of env-steps again is divided
-    evenly among the patterns: the search for each starts with the quarter of all schedules that is best on it so
-    far."""
+    """The best schedule within the budget. If blocks are crippled, the same number of env-steps again is
+    divided evenly among the patterns: the search for each starts with the quarter of all schedules that is
+    best on it so far."""
     for name, value in (("candidates", candidates), ("budget_env_steps", budget_env_steps)):
         check_number("search", name, value, low=1, integer=True)
     plans, chances = draw_schedules(task, candidates, root_seed), patterns(task)
@@ -124,10 +125,10 @@ def refine_schedules(
     population: int | None = None,
     track: Track = lambda _name, _steps: lambda _: None,
 ) -> Schedules:
-    """Compare each winner with its neighbours: all are measured on the same networks, half a population of them,
-    then the winner and the best quarter on a whole population. A neighbour replaces the winner if it gains more
-    than the winner did here and in the search, by two standard errors of their difference here, because it is
-    the best of many. The env-steps are added to those of the search."""
+    """Compare each winner with its neighbours: all are measured on the same networks, half a population of
+    them, then the winner and the best quarter on a whole population. A neighbour replaces the winner if it
+    gains more than the winner did here and in the search, by two standard errors of their difference here,
+    because it is the best of many. The env-steps are added to those of the search."""
 
     def refine(winner: ScheduleResult, chances: Mapping[Pattern, float], name: str) -> ScheduleResult:
         search = _Search(task, schedules.root_seed, population or task.population)
@@ -186,8 +187,8 @@ class _Search:
         rungs, alive, used, fresh = _rungs(len(plans)), list(plans), 0, self.networks(chances)
         for rung in range(rungs):
             episodes = (budget - used) // (rungs - rung) // self.task.episode_length
-            # Each schedule is measured on `each` networks. Not growing is measured on all networks of the rung,
-            # because the others are compared with it.
+            # Each schedule is measured on `each` networks. Not growing is measured on all networks of the
+            # rung, because the others are compared with it.
             if episodes >= self.size * (len(alive) + 1):
                 each = episodes // (len(alive) + 1)
             else:
@@ -243,8 +244,8 @@ class _Search:
         return total / sum(weights[pattern] for pattern in measured)
 
     def networks(self, chances: Mapping[Pattern, float], first: int = 0) -> Iterator[int]:
-        """Numbers of networks that no schedule was measured on, without end; if patterns are drawn, one of each
-        in turn."""
+        """Numbers of networks that no schedule was measured on, without end; if patterns are drawn, one of
+        each in turn."""
         first = max(first, 1 + max(self.values[()], default=-1))
         if not chances:
             return count(first)

@@ -394,17 +394,20 @@ def get_task_spec(name: str) -> TaskSpec:
 
 def parse_task(text: str) -> TaskSpec:
     """The task that `name` or `name:field=number,…` describes."""
-    name, _, changes = text.lower().partition(":")
+    name, colon, changes = text.lower().partition(":")
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
     task = TASKS[name]
-    if not changes:
+    if not colon:
         return task
     host_sizes = [key for key, value in task.outline.spec().items() if isinstance(value, int)]
     sizes: dict[str, Any] = {}
     host = dict(task.host)
+    keys = [change.partition("=")[0] for change in changes.split(",")]
     for change in changes.split(","):
         key, _, value = change.partition("=")
+        if keys.count(key) > 1:
+            raise EsperError(f"task {text!r}: {key} is given twice")
         if key not in (*SIZES, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
             raise EsperError(
                 f"task {text!r}: {change!r} is not field=number for one of its sizes; "

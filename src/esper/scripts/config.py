@@ -164,6 +164,8 @@ def _flag_type(path: str, declared: Any, default: Any) -> Any:
     inner = get_args(kind)[0] if is_list else kind
     names = choices(inner)
     metavar = f"{{{','.join(names)}}}" if names else {int: "N", float: "X", str: "TEXT", bool: None}[inner]
+    if path == "policy":
+        metavar = f"[{metavar}]"
     flag: Any = bool if inner is bool else str
     settings = tyro.conf.arg(
         metavar=metavar,

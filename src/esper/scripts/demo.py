@@ -1,4 +1,4 @@
-"""`esper demo`: train a policy, compare it with its rivals, and print the next commands. `make run` runs it."""
+"""`esper demo`, also `make run`: train a policy, compare it with its rivals, print the next commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
         f"  {esper} report {run}    # the training as one page\n"
         f"  {esper} grow --task {TASK} --policy {run} --out grown\n"
-        f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3    # policies that ship, 96 networks"
+        f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3"
+        "    # policies that ship, 96 networks"
     )
     return 0
 

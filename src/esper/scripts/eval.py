@@ -23,7 +23,7 @@ def eval(directory: Annotated[Path, tyro.conf.Positional]) -> None:  # noqa: A00
     torch.set_num_threads(1)
     record, accuracy = evaluate(directory)
     print(
-        f"{record.task}, network {record.network} with random seed {record.root_seed}, grown by {record.policy}"
+        f"{record.task}, network {record.network} of random seed {record.root_seed}, grown by {record.policy}"
     )
     print(f"test accuracy {accuracy:.2f} %")
 

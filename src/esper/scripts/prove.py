@@ -73,7 +73,8 @@ def prove(
         out: Directory for the results; by default runs/prove-TASK.
         sample: Sample the policies' actions instead of taking the most likely ones.
         probe_networks: Number of training networks that the probe is fitted on.
-        transfer: Tasks on which the policies are also compared without further training, such as digits_scale.
+        transfer: Tasks on which the policies are also compared without further training, such as
+            digits_scale.
     """
     torch.set_num_threads(1)
     spec, others = parse_task(task), [parse_task(name) for name in transfer]

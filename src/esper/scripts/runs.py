@@ -15,7 +15,7 @@ from esper.karn.summary import RUNS, find_runs, open_run, summarize
 from esper.leyline import EsperError
 from esper.scripts.karn import console, reader
 
-COLUMNS = ("run", "task", "policy", "seed", "rounds", "J", "best J", "status", "alerts", "started")
+COLUMNS = ("run", "task", "policy", "random seed", "rounds", "J", "best J", "status", "alerts", "started")
 
 
 def runs(root: Annotated[Path, tyro.conf.Positional] = RUNS) -> None:

@@ -1,4 +1,4 @@
-"""Typed boundaries of the environment step: what is decided, what came of it, what a reward may look at."""
+"""Typed boundaries of the environment step: the action, its outcome, and the inputs of a reward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esper.leyline import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSpec:
-    """A sampled action, decoded. `veto` says why it cannot be executed, None if it can."""
+    """A sampled action, decoded. `veto` is the reason why it cannot be executed; None if it can."""
 
     env_idx: int
     op: LifecycleOp
@@ -37,20 +37,19 @@ class ActionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOutcome:
-    """What became of an action. `effective_op` is WAIT wherever nothing was changed by it."""
+    """Outcome of an action. `effective_op` is WAIT if the action changed nothing."""
 
     spec: ActionSpec
     executed: bool
     effective_op: LifecycleOp
     gate: GateResult | None = None
     records: tuple[LifecycleRecord, ...] = ()
-    """What the action and this epoch's tick did."""
+    """Changes by the action and by this epoch's tick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvMeasure:
-    """One network at one moment: everything that rewards and outcomes are made of. Accuracies are percentage
-    points."""
+    """One network at one moment, as rewards and outcomes see it. Accuracies are percentage points."""
 
     accuracy: float
     committed_accuracy: float
@@ -70,8 +69,8 @@ class EnvMeasure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInputs:
-    """One step of one env: the state after the previous step's tick, the action and its outcome, the state
-    after this step's tick. `before` is None where a segment begins: at the episode's start and after a
+    """One step of one env: the state after the previous step's tick, the outcome of the action, and the state
+    after this step's tick. `before` is None at the start of a segment: the start of the episode, or after a
     rollback."""
 
     env_idx: int

@@ -1,5 +1,4 @@
-"""What a training loop does around seeds and updates: advance a seed, find its slot, learn, react to
-anomalies."""
+"""Helpers of the training loop: advance a seed, resolve its slot, run updates, react to anomalies."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def advance_active_seed(model: MorphogeneticModel | NetworkRow, slot_id: str) -> bool:
-    """Take a seed one stage further, a holding one to fossilized; False where its gate is shut."""
+    """Advance a seed by one stage; a holding seed is fossilized. False if its gate is shut."""
     reports = model.reports()
     if slot_id not in reports:
         raise SlotIdError(f"slot {slot_id!r} holds no seed; {allowed(reports or ['none'])}")
@@ -45,8 +44,7 @@ def advance_active_seed(model: MorphogeneticModel | NetworkRow, slot_id: str) ->
 def resolve_target_slot(
     slot_idx: int, *, enabled_slots: Sequence[str], slot_config: SlotConfig
 ) -> tuple[str, int]:
-    """The slot id that an index among the enabled slots means, and its position in the network's order of
-    slots."""
+    """The slot id at an index of the enabled slots, and its position in the network's order of slots."""
     if not 0 <= slot_idx < len(enabled_slots):
         raise SlotIdError(f"slot index {slot_idx} is out of range; {allowed(range(len(enabled_slots)))}")
     slot_id = enabled_slots[slot_idx]
@@ -56,7 +54,7 @@ def resolve_target_slot(
 def calculate_entropy_anneal_steps(
     total_episodes: int, batches_per_episode: int, epochs_per_batch: int, anneal_fraction: float
 ) -> int:
-    """Steps until the entropy weight reaches its end: this share of all steps, rounded up."""
+    """Number of steps until the entropy weight reaches its end value: a fraction of all steps, rounded up."""
     for name, value in (
         ("total_episodes", total_episodes),
         ("batches_per_episode", batches_per_episode),
@@ -65,12 +63,12 @@ def calculate_entropy_anneal_steps(
         check_number("entropy annealing", name, value, integer=True)
     if not 0.0 <= anneal_fraction <= 1.0:
         raise EsperError(f"entropy annealing: anneal_fraction is {anneal_fraction}, must lie in [0, 1]")
-    # The decimal that was written, not its binary neighbour: 7 % of 100 steps are 7, not 8.
+    # The decimal as written, not its binary approximation: 7 % of 100 steps are 7, not 8.
     return math.ceil(total_episodes * batches_per_episode * epochs_per_batch * Fraction(str(anneal_fraction)))
 
 
 def aggregate_ppo_metrics(update_metrics: list[PPOUpdateMetrics]) -> PPOUpdateMetrics:
-    """One record for several updates, each field by its reducer."""
+    """Combine the metrics of several updates, each field by its own reducer."""
     return aggregate(update_metrics)
 
 
@@ -83,8 +81,10 @@ def run_ppo_updates(
     *,
     imitate: bool = False,
 ) -> PPOUpdateMetrics:
-    """Learn from the stored rollout, so many times, then empty it. Features are normalised by their table; a
-    normaliser that is given nonetheless takes in `raw_states` (batches [N, …]) afterwards."""
+    """Update the agent `ppo_updates_per_batch` times from the stored rollout, then empty it.
+
+    `raw_states` (batches [N, …]) only update `obs_normalizer`, if there is one: the feature table normalises
+    observations. `use_amp` must agree with the agent's own precision."""
     check_number("run_ppo_updates", "ppo_updates_per_batch", ppo_updates_per_batch, low=1, integer=True)
     if use_amp is not agent.config.bf16:
         raise EsperError(
@@ -94,7 +94,7 @@ def run_ppo_updates(
     steps = agent.buffer.length
     updates = []
     for _ in range(ppo_updates_per_batch):
-        agent.buffer.length = steps  # an update ends by emptying the buffer; the rows are still there
+        agent.buffer.length = steps  # an update empties the buffer, but its rows are still there
         updates.append(agent.update(imitate=True) if imitate else agent.update())
     if obs_normalizer is not None:
         for states in raw_states:
@@ -105,14 +105,14 @@ def run_ppo_updates(
 def handle_telemetry_escalation(
     anomaly_report: AnomalyReport, telemetry_config: TelemetryConfig
 ) -> TelemetryLevel:
-    """The level of the round after the reported one."""
+    """The telemetry level of the round after the reported one."""
     return telemetry_config.level_in(anomaly_report.round_idx + 1, anomaly_report.last_anomaly)
 
 
 def emit_anomaly_diagnostics(
     hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int
 ) -> None:
-    """One alert event for each alert that the round has raised."""
+    """Emit one event for each alert of the round."""
     for alert in anomaly_report.raised:
         emit_event(hub, TelemetryEventType.ALERT, asdict(alert), round_idx=batch_idx, epoch=epoch_idx)
 

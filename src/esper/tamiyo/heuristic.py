@@ -1,7 +1,7 @@
-"""Rules of thumb as a policy: plant where a network that can express little would use spatial reach, or where
-it stands still; keep what contributes, prune the rest.
+"""A policy of fixed rules: germinate in networks whose features have low rank, where a seed would use its
+spatial reach, or after a plateau; fossilize seeds that contribute and prune the rest.
 
-It sees what the learned policy sees, by the names of the feature table, and acts through the same interface.
+It reads the learned policy's features by name and acts through the same interface.
 
 E envs, S slots.
 """
@@ -29,7 +29,7 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     TempoAction,
-    check_number,
+    check_numbers,
 )
 from esper.tamiyo.features import BASE, SLOT, first_columns
 from esper.tamiyo.masks import blueprint_mask
@@ -85,22 +85,7 @@ class HeuristicConfig:
 
     def __post_init__(self) -> None:
         blueprint_mask(self.blueprints)
-        for name in ("plateau_epochs", "max_seeds", "max_live"):
-            check_number("heuristic", name, getattr(self, name), integer=True)
-        for name in (
-            "min_progress",
-            "max_progress",
-            "max_rank",
-            "rank_step",
-            "min_tap_ratio",
-            "strong_tap_ratio",
-            "growth_weight",
-            "depth_price",
-            "fail_age",
-            "fail_drop",
-            "min_contribution",
-        ):
-            check_number("heuristic", name, getattr(self, name))
+        check_numbers("heuristic", self)
         for name, feature in (
             ("plateau_epochs", "plateau"),
             ("fail_drop", "improvement"),
@@ -128,7 +113,7 @@ STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int
 
 
 class Heuristic(ScriptedPolicy):
-    """One set of rules for all envs; each env remembers which blueprints it has pruned."""
+    """One set of rules for all envs. Each env remembers which blueprints it has pruned."""
 
     def __init__(self, config: HeuristicConfig | None, envs: int) -> None:
         self.config = config or HeuristicConfig()
@@ -176,7 +161,7 @@ class Heuristic(ScriptedPolicy):
         return as_step(actions)
 
     def _wanted_slots(self, base: Tensor, slots: Tensor, free: Tensor) -> Tensor:
-        """[E] the slot to plant in, or −1."""
+        """[E] index of the slot to germinate in, or −1."""
         config = self.config
         progress = base[:, BASE_COLUMN["progress"]]
         plateau = NORMALISERS["plateau"].curved(base[:, BASE_COLUMN["plateau"]])
@@ -199,7 +184,7 @@ class Heuristic(ScriptedPolicy):
         return torch.where(best.isneginf(), -1, slot)
 
     def _tend(self, slots: Tensor, legal: Tensor) -> tuple[int, int] | None:
-        """What a seed needs first: to be made permanent, to be removed, to move on."""
+        """The next operation on a seed, as (slot, op): fossilize first, then prune, then advance."""
         contribution = _raw(slots, "contribution")
         measured = slots[:, SLOT_COLUMN["contribution"] + 1] > 0
         holding = slots[:, SLOT_COLUMN["stage_holding"]] > 0
@@ -211,9 +196,9 @@ class Heuristic(ScriptedPolicy):
             (OP_PRUNE, (holding & measured & ~useful) | failing),
             (OP_ADVANCE, ~failing),
         ):
-            found = (legal[op] & wanted).nonzero()
-            if len(found):
-                return int(found[0]), op
+            candidates = (legal[op] & wanted).nonzero()
+            if len(candidates):
+                return int(candidates[0]), op
         return None
 
 

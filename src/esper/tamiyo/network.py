@@ -40,8 +40,8 @@ PATIENCE = {
     LifecycleOp.FOSSILIZE: 2.5,
     LifecycleOp.ADVANCE: 2.5,
 }
-"""Log-odds under which most seeds that are planted are also brought to their end. Under uniform odds nine of
-ten are pruned before that, and a policy has hardly anything to learn growth from."""
+"""Initial log-odds under which most germinated seeds are also fossilized. Under uniform odds nine of ten are
+pruned before that, so that a policy sees hardly any finished growth to learn from."""
 
 
 class ParameterBlock(NamedTuple):
@@ -155,8 +155,7 @@ class TamiyoNetwork(nn.Module):
 
     @torch.no_grad()
     def prefer(self, strength: float) -> None:
-        """Start from a patient gardener: odds of each operation shifted by `strength` times its entry in
-        PATIENCE."""
+        """Bias the initial op logits by `strength` times PATIENCE."""
         last = self.op_head[-1]
         assert isinstance(last, nn.Linear)
         last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
@@ -178,7 +177,8 @@ class TamiyoNetwork(nn.Module):
         for name, size, part in (("base", "base_dim", obs.base), ("slots", "slot_dim", obs.slots)):
             if part.shape[-1] != self.architecture[size]:
                 raise ShapeError(
-                    f"observation.{name} has {part.shape[-1]} features; the network reads {self.architecture[size]}"
+                    f"observation.{name} has {part.shape[-1]} features; "
+                    f"the network reads {self.architecture[size]}"
                 )
         with self._precision():
             blueprint = self.blueprint_embedding(

@@ -4,7 +4,7 @@
 what is legal
 
 Shapes: E envs, T steps, S slots, H hidden size; actions are [..., 8] in head order. Probabilities are float32
-whatever precision the network ran in. Nothing here draws random numbers: the caller brings one uniform number
+whatever precision the network ran in. Nothing here draws random numbers: the caller passes one uniform number
 per env and head, so that an env's actions depend neither on other envs nor on how many there are."""
 
 from __future__ import annotations
@@ -385,8 +385,8 @@ class RecurrentPolicy:
     def distribution(
         self, obs: PolicyObservation, hidden: Hidden, masks: ActionMasks, *, reset: Tensor, epsilon: Tensor
     ) -> tuple[ActionDistribution, Tensor, Hidden]:
-        """π(· | s), normalised value and new hidden state for sequences [E, T, …]; acting and evaluating both
-        come here."""
+        """π(· | s), normalised value and new hidden state for sequences [E, T, …]. Acting and evaluating
+        both use it."""
         features, hidden = self.network(obs, hidden, reset)
         return (
             ActionDistribution(self.network, features, masks, epsilon),
@@ -411,14 +411,15 @@ class RecurrentPolicy:
         `deterministic`.
 
         `reset` [E] zeroes an env's hidden state first; hidden None means fresh memories. `given` [E, 8] are
-        actions that somebody else has chosen: the step then says what this policy thinks of them."""
+        actions that another policy has chosen: the step then has this policy's log-probs and values."""
         envs = obs.base.shape[0]
         if deterministic or given is not None:
             uniforms = None
         elif uniforms is None or uniforms.shape != (envs, NUM_HEADS):
             got = "none" if uniforms is None else tuple(uniforms.shape)
             raise ShapeError(
-                f"sampling needs uniforms of shape ({envs}, {NUM_HEADS}), got {got}; action_uniforms makes them"
+                f"sampling needs uniforms of shape ({envs}, {NUM_HEADS}), got {got}; "
+                "use action_uniforms to draw them"
             )
         check_masks(masks)
         rows, hidden, reset = self._padded(envs, hidden, reset)

@@ -1,6 +1,6 @@
 """Schedules: plans of which blueprint grows in which slot at which epoch, and the files that keep them.
 
-A file holds the best schedule of a search for one task. Where the task draws crippled blocks, it also holds one
+A file holds the best schedule of a search for one task. If the task draws crippled blocks, it also holds one
 schedule for each pattern of crippled blocks."""
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def tuned_thresholds(task_name: str) -> HeuristicConfig:
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
-    """A policy that ships, by name; the policy in a policy file or in a checkpoint; or the policy in the newest
-    checkpoint of a run directory."""
+    """A policy that ships, by name; the policy in a policy file or in a checkpoint; or the policy in the
+    newest checkpoint of a run directory."""
     path = _find(name_or_path)
     tensors, meta = read_archive(path, kind=("policy", "run"))
     if meta["kind"] == "policy":

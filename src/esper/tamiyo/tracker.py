@@ -1,5 +1,4 @@
-"""One network's training run as a policy sees it: losses, accuracies, whether it has settled, whether it
-still improves."""
+"""Signals of one network's training run: losses, accuracies, whether it has settled, whether it improves."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from esper.leyline import TrainingSignals
 PLATEAU_GAIN = 0.5
 """An epoch that gains less than this many percentage points adds to the plateau."""
 HISTORY = 10
-"""Epochs of loss and accuracy that signals carry."""
+"""Number of epochs of loss and accuracy in the signals."""
 STABLE_GAIN = 0.03
 """A loss that improves by less than this share …"""
 STABLE_LOSS = 0.05
 """… and worsens by less than this share is stable."""
 STABLE_EPOCHS = 3
-"""So many stable epochs in a row settle the host, for good."""
+"""Number of stable epochs in a row after which the host counts as settled, permanently."""
 
 
 @dataclass(slots=True)
@@ -34,8 +33,8 @@ class _State:
 
 
 class SignalTracker:
-    """Turns one epoch's measurements into signals. `update` takes them in; `peek` says what `update` would,
-    and forgets it."""
+    """Turns one epoch's measurements into signals. `update` records them; `peek` returns the same signals
+    without recording."""
 
     def __init__(self, max_epochs: int) -> None:
         self.max_epochs = max_epochs

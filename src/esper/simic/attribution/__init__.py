@@ -1,5 +1,4 @@
-"""Who contributes what: every figure about a network's seeds is read from one table of evaluated
-coalitions."""
+"""Attribution: the contribution of each seed, read from one table of evaluated coalitions."""
 
 from esper._lazy import lazy_exports
 

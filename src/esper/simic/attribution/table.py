@@ -1,4 +1,4 @@
-"""The coalition table of one network at one epoch, and everything that can be read from it.
+"""The coalition table of one network at one epoch, and the contributions that follow from it.
 
 A coalition is the set of slots whose blended seeds are on. Reads are pure; a coalition that was not evaluated
 is an error that names it, never a default. Contributions are differences of accuracy, in its unit."""
@@ -29,8 +29,8 @@ class Score(NamedTuple):
 
 
 class ShapleyValue(NamedTuple):
-    """A seed's average contribution over the orders in which seeds could have joined; standard error 0 where
-    it is exact."""
+    """A seed's mean contribution over the orders in which seeds could have joined. The standard error is 0 if
+    the value is exact."""
 
     value: float
     standard_error: float
@@ -39,9 +39,8 @@ class ShapleyValue(NamedTuple):
 def required_coalitions(
     blended: Collection[str], fossilized: Collection[str], generator: torch.Generator | None = None
 ) -> list[Coalition]:
-    """What must be evaluated so that every read works: all coalitions of few seeds; of many the default ones,
-    all pairs, what is committed, and what one more fossilization would commit. The generator draws the orders
-    of many seeds."""
+    """The coalitions that every read needs. For few seeds all of them; for many the default ones, all pairs,
+    the committed seeds, and the committed seeds with one more. The generator samples orders of many seeds."""
     if len(blended) <= MAX_EXHAUSTIVE:
         return all_coalitions(blended)
     committed = frozenset(fossilized)
@@ -67,18 +66,19 @@ class CoalitionTable:
         slots = sorted(frozenset[str]().union(*self.scores))
         if not self.fossilized <= set(slots):
             raise SlotIdError(
-                f"fossilized slots {sorted(self.fossilized)} are not all blended; {allowed(slots or ['none'])}"
+                f"fossilized slots {sorted(self.fossilized)} are not all blended; "
+                + allowed(slots or ["none"])
             )
         object.__setattr__(self, "slots", tuple(slots))
 
     def __getitem__(self, coalition: Collection[str]) -> Score:
-        found = self.scores.get(frozenset(coalition))
-        if found is None:
+        score = self.scores.get(frozenset(coalition))
+        if score is None:
             raise MissingCoalitionError(
                 f"coalition {_named(coalition)} was not evaluated; this table holds "
                 f"{len(self.scores)} coalitions of {_named(self.slots)}"
             )
-        return Score(*found)
+        return Score(*score)
 
     def accuracy(self, coalition: Collection[str]) -> float:
         return self[coalition].accuracy
@@ -87,7 +87,7 @@ class CoalitionTable:
 
     @property
     def full(self) -> Score:
-        """The network as it is."""
+        """All blended seeds on."""
         return self[self.slots]
 
     @property
@@ -97,7 +97,7 @@ class CoalitionTable:
 
     @property
     def committed(self) -> Score:
-        """Only what is permanent."""
+        """Only the fossilized seeds on."""
         return self[self.fossilized]
 
     def solo(self, slot: str) -> Score:
@@ -111,26 +111,26 @@ class CoalitionTable:
     # -- contributions ---------------------------------------------------------------------------------------
 
     def leave_one_out(self, slot: str) -> float:
-        """What the network would lose without this seed."""
+        """Accuracy that the network would lose without this seed."""
         return self.full.accuracy - self.accuracy(frozenset(self.slots) - self._known(slot))
 
     def interaction(self, a: str, b: str) -> float:
-        """What two seeds give together beyond what each gives alone; negative where they stand in for each
+        """Gain of two seeds together beyond the sum of their gains alone; negative if they duplicate each
         other."""
         if a == b:
             raise SlotIdError(f"interaction of slot {a!r} with itself; name two of {_named(self.slots)}")
         return self.pair(a, b).accuracy - self.solo(a).accuracy - self.solo(b).accuracy + self.empty.accuracy
 
     def interaction_sum(self, slot: str) -> float:
-        """Interaction with all other seeds; 0 for a seed without company."""
+        """Sum of the interactions with all other seeds; 0 for a single seed."""
         return sum(self.interaction(slot, other) for other in self._others(slot))
 
     def boost_received(self, slot: str) -> float:
-        """The strongest help from another seed, 0 where none helps."""
+        """The largest positive interaction with another seed; 0 if there is none."""
         return max((0.0, *(self.interaction(slot, other) for other in self._others(slot))))
 
     def has_pairs(self, slot: str) -> bool:
-        """Whether the interactions of this seed were all evaluated."""
+        """Whether all interactions of this seed were evaluated."""
         return all(frozenset({slot, other}) in self.scores for other in self._others(slot))
 
     def _others(self, slot: str) -> list[str]:
@@ -150,9 +150,9 @@ class CoalitionTable:
         """Each seed's Shapley value: the mean of its marginal contribution over all orders whose every prefix
         was evaluated.
 
-        In a complete table those are all orders and the value is exact. Otherwise they are the sampled orders
-        and what can be pieced together from them and the other coalitions. Either way the values sum to full
-        − empty, because every order's contributions do. (The committed coalitions favour orders that begin
+        In a complete table these are all orders, and the value is exact. Otherwise they are the sampled
+        orders and those that the other coalitions complete. In both cases the values sum to full − empty,
+        because every order's contributions do. (The committed coalitions favour orders that begin
         with the fossils; over random games the bias stayed below the standard error.)"""
         if len(self.slots) <= MAX_EXHAUSTIVE:
             for coalition in all_coalitions(self.slots):
@@ -160,7 +160,7 @@ class CoalitionTable:
         below, above = self._count_orders()
         total = below[frozenset(self.slots)]
         independent = self._independent_orders({c: n * above[c] / total for c, n in below.items()})
-        found = {}
+        values = {}
         for slot in self.slots:
             mean = square = 0.0
             for coalition, ways in below.items():
@@ -170,12 +170,12 @@ class CoalitionTable:
                     marginal = self.accuracy(joined) - self.accuracy(coalition)
                     mean += share * marginal
                     square += share * marginal * marginal
-            found[slot] = ShapleyValue(mean, math.sqrt(max(square - mean * mean, 0.0) / independent))
-        return found
+            values[slot] = ShapleyValue(mean, math.sqrt(max(square - mean * mean, 0.0) / independent))
+        return values
 
     def _count_orders(self) -> tuple[dict[Coalition, int], dict[Coalition, int]]:
-        """For each coalition on a complete order: in how many ways it is reached from the empty one, and goes
-        on to the full one, through evaluated coalitions."""
+        """For each coalition on a complete order: the number of ways from the empty coalition to it, and from
+        it to the full one, through evaluated coalitions."""
         empty, full = frozenset[str](), frozenset(self.slots)
         by_size = sorted(self.scores, key=len)
         below = {empty: 1}
@@ -198,14 +198,13 @@ class CoalitionTable:
         return {c: n for c, n in below.items() if c in above}, above
 
     def _independent_orders(self, shares: Mapping[Coalition, float]) -> float:
-        """How many orders count as independent draws: the effective number of coalitions that share them, at
-        the size where it is lowest, of those sizes of which not all coalitions were evaluated. Infinitely
-        many in a complete table."""
+        """Number of orders that count as independent draws: the lowest effective number of coalitions of one
+        size, over the sizes that were not evaluated completely. Infinite in a complete table."""
         independent = math.inf
         for size in range(len(self.slots) + 1):
-            found = [share for coalition, share in shares.items() if len(coalition) == size]
-            if len(found) < math.comb(len(self.slots), size):
-                independent = min(independent, 1.0 / sum(share * share for share in found))
+            of_size = [share for coalition, share in shares.items() if len(coalition) == size]
+            if len(of_size) < math.comb(len(self.slots), size):
+                independent = min(independent, 1.0 / sum(share * share for share in of_size))
         return independent
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRules:
-    """Rules that hold for the whole run. Without a reward, every step is paid nothing."""
+    """Rules of the whole run. Without `reward`, every step is paid 0."""
 
     slot_config: SlotConfig
     blueprints: frozenset[BlueprintAction]
@@ -114,8 +114,8 @@ def parse_sampled_action(
     val_loss: float,
     val_accuracy: float,
 ) -> ActionSpec:
-    """Decode the eight head indices and ask the governor's preflight whether the action can be executed;
-    pure."""
+    """Decode the eight head indices, and let the governor's preflight decide whether the action can be
+    executed. Pure."""
     action = FactoredAction.from_indices(*indices)
     slot_id, position = resolve_target_slot(
         action.slot_idx, enabled_slots=rules.slot_config.slot_ids, slot_config=rules.slot_config
@@ -199,7 +199,7 @@ def execute_actions(
 
 
 def _act(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> ActionOutcome:
-    """Apply, tick, keep a copy if one is due, and note what happened."""
+    """Apply the action, tick the clock, take a snapshot if one is due, and count."""
     applied = _apply(env, spec, context) if spec.veto is None else OpResult(False)
     executed = applied.done
     records = (*applied.records, *env.model.step_epoch())
@@ -307,7 +307,7 @@ def _roll_back(
                 data={"reason": report.reason, "loss": report.loss, "limit": report.limit, "amount": amount},
             )
         )
-    # A seed fossilized since the last good state is gone with the rest.
+    # A seed that was fossilized after the last good state is lost too.
     kept = sum(report.stage is SeedStage.FOSSILIZED for report in env.model.reports().values())
     env.pruned += env.fossilized - kept
     env.fossilized = kept
@@ -322,7 +322,7 @@ def _roll_back(
 
 
 def measure(env: ParallelEnvState) -> EnvMeasure:
-    """The env as it stands: this epoch's accuracies, the structure as it is now."""
+    """The env's accuracies of this epoch and its structure as it is now."""
     assert env.coalitions is not None, "measured after validation"
     reports = env.model.reports()
     fossils = frozenset(s for s, r in reports.items() if r.stage is SeedStage.FOSSILIZED)
@@ -347,26 +347,23 @@ def _reward(
     env: ParallelEnvState, outcome: ActionOutcome, context: ActionContext
 ) -> RewardComponentsTelemetry | None:
     after, rules = measure(env), context.rules
-    paid = (
-        None
-        if rules.reward is None
-        else rules.reward(
-            RewardInputs(
-                env_idx=env.env_idx,
-                epoch=context.epoch,
-                max_epochs=rules.max_epochs,
-                outcome=outcome,
-                before=env.last_measure,
-                after=after,
-            )
+    before, env.last_measure = env.last_measure, after
+    if rules.reward is None:
+        return None
+    return rules.reward(
+        RewardInputs(
+            env_idx=env.env_idx,
+            epoch=context.epoch,
+            max_epochs=rules.max_epochs,
+            outcome=outcome,
+            before=before,
+            after=after,
         )
     )
-    env.last_measure = after
-    return paid
 
 
 def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutcome:
-    """The episode's one outcome; J from the network as it stands."""
+    """The outcome of the episode, with J of the network as it is now."""
     final, prices = measure(env), context.rules.objective
     return EpisodeOutcome(
         env_id=env.env_idx,
@@ -393,7 +390,7 @@ def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutc
 
 
 def _look_ahead(context: ActionContext, result: ActionResult) -> None:
-    """What the cut envs would see next: the same measurements, one epoch on."""
+    """Add the observations that the cut envs would have next: the same measurements, one epoch later."""
     rules = context.rules
     wanted = {env_idx for env_idx, _ in result.truncated_bootstrap_targets}
     for env, _ in context.members:

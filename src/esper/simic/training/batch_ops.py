@@ -1,5 +1,5 @@
-"""Train and validation batches of a group of envs. Everything stays on the device; one transfer per phase
-brings the numbers home.
+"""Training and validation batches of a group of envs. Results stay on the device; each phase ends with one
+transfer to the host.
 
 E envs, P rows of a population.
 """
@@ -24,8 +24,8 @@ from esper.tamiyo.features import SENSORS, batch_obs_to_features, stack_inputs
 def process_train_batch(
     group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False
 ) -> None:
-    """One optimizer step of every row. Inputs were copied on the default stream; the group's own does the
-    work. With `sense` the step also measures where growth would help, and is no different for it."""
+    """One optimizer step of every row. Inputs were copied on the default stream; the group's own stream
+    computes. With `sense`, the step also measures where growth would help; its result is the same."""
     probe = GrowthProbe(group.extra_sensors) if sense else None
     group.await_transfer()
     with group.on_stream():
@@ -52,8 +52,8 @@ def process_train_batch(
 def process_val_batch(
     group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss and number correct of every row, [P] each, in eval mode, all blended seeds on. `targets` [P,
-    B, …]."""
+    """Mean loss and number of correct answers of every row, [P] each, in eval mode with all blended seeds on.
+    `targets` is [P, B, …]."""
     group.await_transfer()
     with group.on_stream(), torch.no_grad(), group.autocast():
         was_training = group.model.training
@@ -71,29 +71,23 @@ def collect_gradient_telemetry_for_batch(group: EnvGroup) -> GradientStats:
 
 
 def finish_training(groups: Sequence[EnvGroup]) -> None:
-    """End of the epoch's training: one synchronize per stream, one transfer, then every env's numbers and
-    gradients."""
+    """End of the epoch's training: synchronize each stream once, transfer once, then store every env's
+    results and gradients."""
     for group in groups:
         group.synchronize()
     stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
-    tallies = to_host(
-        [
-            tensor
-            for group, measured in zip(groups, stats, strict=True)
-            for tensor in (
-                torch.stack([group.loss_sum, group.correct]),
-                measured.packed(),
-                torch.stack(list(group.sensed().values())),
-            )
-        ]
-    )
-    by_kind = (tallies[::3], tallies[1::3], tallies[2::3])
-    for group, measured, numbers, gradients, sensors in zip(groups, stats, *by_kind, strict=True):
+    tensors: list[Tensor] = []
+    for group, measured in zip(groups, stats, strict=True):
+        sums = torch.stack([group.loss_sum, group.correct])
+        tensors += [sums, measured.packed(), torch.stack(list(group.sensed().values()))]
+    values = to_host(tensors)
+    for i, (group, measured) in enumerate(zip(groups, stats, strict=True)):
+        (loss_sum, correct), gradients, sensors = values[3 * i : 3 * i + 3]
         group.model.record_gradients(measured, gradients)
         for env in group.envs:
             env.sensors = {name: rows[env.row] for name, rows in zip(group.sensed(), sensors, strict=True)}
-            env.train_loss = numbers[0][env.row] / group.batches
-            env.train_correct = round(numbers[1][env.row])
+            env.train_loss = loss_sum[env.row] / group.batches
+            env.train_correct = round(correct[env.row])
             env.train_total = group.samples
 
 
@@ -103,8 +97,8 @@ def batch_signals_to_features(
     env_states: Sequence[ParallelEnvState],
     device: torch.device | str,
 ) -> PolicyObservation:
-    """What the policy sees of all envs: their signals, the stacked reports [E, S] and each env's sensors and
-    last action."""
+    """The policy's observation of all envs, from their signals, the stacked reports [E, S], their sensors and
+    their last actions."""
     sensors = stack_sensors(env_states)
     extra = registered_sensors([name for name in sensors if name not in SENSORS])
     return batch_obs_to_features(
@@ -129,9 +123,10 @@ def stack_sensors(env_states: Sequence[ParallelEnvState]) -> dict[str, npt.NDArr
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Any]:
-    """Any number of device tensors as nested lists, in one copy."""
-    home = tensors[0].device
-    flat = torch.cat([tensor.detach().to(home, torch.float64).flatten() for tensor in tensors]).cpu().numpy()
+    """Device tensors as nested lists, in one copy to the host."""
+    device = tensors[0].device
+    parts = [tensor.detach().to(device, torch.float64).flatten() for tensor in tensors]
+    flat = torch.cat(parts).cpu().numpy()
     cuts = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
     return [
         part.reshape(tensor.shape).tolist()

@@ -1,5 +1,5 @@
-"""Validation of every coalition of blended seeds, for all envs of a group in one fused pass, and what it says
-of each seed."""
+"""Validation of every coalition of blended seeds, for all envs of a group in one fused pass, and the
+contribution of each seed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ValidationTally:
     correct: Tensor  # [entries]
     samples: int
     targets: int
-    """What `correct` is out of: as many as samples, or tokens of text."""
+    """Number of targets that `correct` counts among: samples, or tokens of text."""
 
 
 def fossilized_slots(env: ParallelEnvState) -> frozenset[str]:
@@ -95,7 +95,7 @@ def process_fused_val_batch(
     coalitions: Wanted,
     tally: ValidationTally | None = None,
 ) -> ValidationTally:
-    """Add one validation batch `[B, …]`, shared by all envs, to the tally (a new one if there is none)."""
+    """Add one validation batch `[B, …]`, which all envs share, to the tally; None starts a new one."""
     group.await_transfer()
     with group.on_stream(), torch.no_grad(), group.autocast():
         if group.stream is not None:
@@ -118,7 +118,7 @@ def process_fused_val_batch(
 
 
 def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTally]) -> None:
-    """One synchronize per stream and one transfer; then every env has its table and every seed its
+    """Synchronize each stream once and transfer once, then store every env's table and every seed's
     contribution."""
     for group in groups:
         group.synchronize()

@@ -1,5 +1,4 @@
-"""Creation and reset of environments: populations, views of their rows, governors, trackers and where events
-go."""
+"""Creation and reset of environments: populations, views of their rows, governors, trackers and telemetry."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 FIRST_LOSS_SCALE = 1024.0
-"""Half precision starts here: low enough that hardly a first step overflows, and it doubles soon enough."""
+"""Initial loss scale of half precision: low enough that the first steps rarely overflow. It grows later."""
 
 
 def create_env_group(
@@ -52,8 +51,9 @@ def create_env_group(
     twins: int = 1,
     extra_sensors: tuple[Sensor, ...] = (),
 ) -> EnvGroup:
-    """A population on one device, one env in each of its first rows; the others idle. Half precision needs
-    `loss_scaling`; `twins` successive envs share a world."""
+    """A population on one device with one env in each of its first rows; the other rows are idle. Half
+    precision needs `loss_scaling`. `twins` is the number of consecutive envs that share initial weights, data
+    and condition."""
     if not 1 <= len(env_ids) <= population:
         raise PopulationError(
             f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}"
@@ -83,7 +83,7 @@ def create_env_state(
     governor: GovernorConfig | None = None,
     hub: TelemetryHub | None = None,
 ) -> ParallelEnvState:
-    """One env: views of its row, its governor and its tracker."""
+    """One env: views of its row, a governor and a tracker."""
     network = NetworkRow(group.model, row)
     device = str(group.device)
     return ParallelEnvState(
@@ -104,7 +104,7 @@ def create_env_state(
 
 
 def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episode: int) -> None:
-    """Fresh networks for a round: env i plays episode `first_episode`, from its world's streams."""
+    """Reset the group's networks for episode `first_episode`, each from its world's random streams."""
     for env in group.envs:
         group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.world))
         group.optimizer.forget_row(env.row)
@@ -127,19 +127,19 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
 
 
 def make_telemetry_callback(hub: TelemetryHub, env_idx: int, device: str) -> Callable[[TelemetryEvent], None]:
-    """Where one env's lifecycle events go: the hub, with the env's context on them."""
+    """A callback that emits one env's events to the hub, with the env's context."""
     return partial(emit_with_env_context, hub, env_id=env_idx, device=device)
 
 
 def configure_slot_telemetry(
     env_state: ParallelEnvState, telemetry: TelemetryConfig, inner_epoch: int, global_epoch: int
 ) -> None:
-    """Set what is recorded of an env's slots from here on, never what is measured."""
+    """Set what is recorded of an env's slots from now on. It never changes what is measured."""
     apply_slot_telemetry(env_state.slot_telemetry, telemetry, inner_epoch, global_epoch)
 
 
 def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
-    """The run's rules without a reward; a trainer adds its own with dataclasses.replace."""
+    """The rules of a run without a reward; a trainer adds its own with `dataclasses.replace`."""
     offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
     return ActionRules(
         slot_config=SlotConfig.from_ids(task.slots),

@@ -20,8 +20,8 @@ from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
 
 HELD_OUT, TRAINING = -1, 0
-"""Root seeds. The root seed of a training run is 0 or more, so no policy was trained or chosen on the held-out
-networks."""
+"""Root seeds. The root seed of a training run is 0 or more, so no policy was trained or chosen on the
+held-out networks."""
 
 
 @lru_cache(maxsize=2)
@@ -32,6 +32,7 @@ def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
 def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
     """One population with an env for each numbered network, without rewards."""
     split = split_of(task.dataset, task.val_size, task.block, root_seed)
+    task.check_data(split.dataset)
     batches = SharedBatchIterator(
         split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
     )
@@ -48,9 +49,9 @@ def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: i
 def populations(
     task: TaskSpec, networks: Sequence[int], *, root_seed: int, size: int | None = None
 ) -> Iterator[VectorEnv]:
-    """Envs for the networks in populations of `size` (by default the task's), one after the other. The last one
-    is as wide as the others: its idle rows cost time, and a network's result does not depend on the number of
-    networks that are evaluated."""
+    """Envs for the networks in populations of `size` (by default the task's), one after the other. The last
+    one is as wide as the others: its idle rows cost time, and a network's result does not depend on the
+    number of networks that are evaluated."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
     networks, size = sorted(networks), size or task.population
     for first in range(0, len(networks), size):

@@ -1,7 +1,7 @@
 """The state of parallel environments: one record per env, and the group of envs that share a population.
 
-An env is one network's training run. Its `model` and optimizers are views of its row in the population; float
-metrics are filled once per epoch from a single transfer."""
+An env is one network's training run. Its `model` and optimizers are views of its row in the population. Its
+metrics are stored once per epoch, from a single transfer."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class ParallelEnvState:
     device: str
     env_idx: int
     world: int
-    """Number of its streams: envs of the same world have the same weights at birth, the same data and the
-    same condition."""
+    """Number of its random streams. Envs of the same world have the same initial weights, data and
+    condition."""
 
     governor: TolariaGovernor
     signal_tracker: SignalTracker
     telemetry: Callable[[TelemetryEvent], None] | None = None
-    """Where this env's events go."""
+    """Emits this env's events."""
     slot_telemetry: dict[str, Any] = field(default_factory=dict)
-    """What is recorded of its slots; see configure_slot_telemetry."""
+    """Recording options of its slots; see configure_slot_telemetry."""
 
     epoch_rewards: dict[str, float] = field(default_factory=dict)
     """Reward of this epoch's action, by slot."""
@@ -74,7 +74,7 @@ class ParallelEnvState:
     last_op: LifecycleOp = LifecycleOp.WAIT
     last_success: bool = True
     last_measure: EnvMeasure | None = None
-    """The state after the previous step's tick; None where a segment begins."""
+    """The state after the previous step's tick; None at the start of a segment."""
     total_reward: float = 0.0
 
     def __post_init__(self) -> None:
@@ -107,19 +107,19 @@ class ParallelEnvState:
         return 100.0 * self.val_correct / max(self.val_total, 1)
 
     def init_accumulators(self, slots: list[str]) -> None:
-        """Start per-slot accumulators at zero."""
+        """Set the accumulators of these slots to zero."""
         self.epoch_rewards = dict.fromkeys(slots, 0.0)
         self.epoch_counts = dict.fromkeys(slots, 0)
         self.epoch_successes = dict.fromkeys(slots, 0)
 
     def zero_accumulators(self) -> None:
-        """Begin an epoch."""
+        """Set all accumulators to zero, at the start of an epoch."""
         self.init_accumulators(list(self.epoch_rewards))
         self.train_loss = self.val_loss = 0.0
         self.train_correct = self.train_total = self.val_correct = self.val_total = 0
 
     def reset_lstm_hidden(self) -> None:
-        """Forget, at an episode's or a segment's end."""
+        """Clear the recurrent state, at the end of an episode or a segment."""
         self.lstm_hidden = None
 
 
@@ -176,11 +176,11 @@ class EnvGroup:
         return self.sensors
 
     def on_stream(self) -> AbstractContextManager[Any]:
-        """Kernels inside run on the group's stream."""
+        """Context in which kernels run on the group's stream."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def await_transfer(self) -> None:
-        """Let the stream wait for copies queued on the device's default stream."""
+        """Make the stream wait for copies that are queued on the device's default stream."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.default_stream(self.device))
 

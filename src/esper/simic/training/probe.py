@@ -1,5 +1,6 @@
-"""The probe: a linear classifier that reads off the first observation which blocks are crippled, and the policy
-that then follows the schedule for that pattern. Training uses it as a teacher, comparisons as a reference."""
+"""The probe: a linear classifier that reads off the first observation which blocks are crippled, and the
+policy that then follows the schedule for that pattern. Training uses it as a teacher, comparisons as a
+reference."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a run tells about itself. The recorder reads the trainer's state and emits events; nothing it does
-comes back.
+"""Telemetry of a run. The recorder reads the trainer's state and emits events; training never depends on it.
 
-It also listens to what is recorded, so that an anomaly raises the level of the rounds after it.
+It also watches the events, so that an anomaly raises the telemetry level of the rounds after it.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
     from esper.simic.training.vectorized_trainer import Progress
 
 BASELINE_ROUNDS = 10
-"""A round's accuracy is compared with the mean of this many before it."""
+"""Number of earlier rounds whose mean accuracy a round is compared with."""
 
 
 class RunRecorder:
-    """One run's storyteller."""
+    """Emits the events of one run."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class RunRecorder:
         self._accuracies, self._trained = [], 0.0
 
     def begin_epoch(self, env: VectorEnv, epoch: int) -> None:
-        """Set what is recorded of the slots; what is measured does not change."""
+        """Set what is recorded of the slots. It does not change what is measured."""
         telemetry = replace(self.config.telemetry, level=self.level)
         for member in env.envs:
             configure_slot_telemetry(
@@ -144,7 +143,7 @@ class RunRecorder:
         offered: Tensor,
         seconds: Mapping[str, float],
     ) -> None:
-        """Outcomes and attributions of the envs, then the round as a whole, then what is wrong with it."""
+        """Emit outcomes and attributions of the envs, then the summary of the round, then its anomalies."""
         for member, outcome in zip(env.envs, env.ledger.outcomes, strict=True):
             if member.coalitions is not None and member.coalitions.slots:
                 emit_attribution(
@@ -199,8 +198,9 @@ class RunRecorder:
         result: ActionResult,
         trained: float,
     ) -> None:
-        """One decision of every env. Its actions are here already; probabilities of operations and
-        confidences of heads take one transfer each. `trained`: seconds of training in this round so far."""
+        """Emit one decision of every env. The actions are on the host already; probabilities of operations
+        and confidences of heads take one transfer each. `trained` is the training time of this round so far,
+        in seconds."""
         self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
@@ -259,8 +259,8 @@ class RunRecorder:
             )
 
     def update(self, agent: PPOAgent, metrics: PPOUpdateMetrics) -> None:
-        """An update; at level debug with the health of the policy's layers, and after a skipped step with
-        what was not finite."""
+        """Emit an update: at level debug with the gradients of the policy's layers, and after a skipped step
+        with the names of the non-finite tensors."""
         network, closely = agent.policy.network, self.level >= TelemetryLevel.DEBUG
         layers = self._collect_gradients(network) if closely else None
         nonfinite = self._check_stability(network) if metrics.skipped_steps else None
@@ -274,8 +274,8 @@ class RunRecorder:
         )
 
     def checkpoint(self, name: str, progress: Progress, *, best: bool) -> None:
-        """A checkpoint that holds `next_seq` as its `seq` was saved; to be called at once, before anything
-        else is emitted."""
+        """Announce a checkpoint whose `seq` is `next_seq`. Call it at once, before anything else is
+        emitted."""
         emit_event(
             self.hub,
             TelemetryEventType.CHECKPOINT,
@@ -304,16 +304,16 @@ class RunRecorder:
 
 
 def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
-    """The last step's gradient of each learning seed over its host's, by env and slot."""
+    """The last step's ratio of each learning seed's gradient to its host's, by env and slot."""
     measured = [
         (group, slot, ratio)
         for group in env.groups
         for slot, ratio in collect_seed_gradients_async(group.optimizer).items()
     ]
-    found: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
-    home = to_host([ratio for _, _, ratio in measured]) if measured else []
-    for (group, slot, _), ratios in zip(measured, home, strict=True):
+    by_env: dict[int, dict[str, float]] = {member.env_idx: {} for member in env.envs}
+    on_host = to_host([ratio for _, _, ratio in measured]) if measured else []
+    for (group, slot, _), ratios in zip(measured, on_host, strict=True):
         for member in group.envs:
             if ratios[member.row] > 0:
-                found[member.env_idx][slot] = ratios[member.row]
-    return found
+                by_env[member.env_idx][slot] = ratios[member.row]
+    return by_env

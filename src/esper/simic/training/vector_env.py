@@ -1,8 +1,10 @@
-"""Many growing networks as one environment: the phases of an epoch in their order, without a policy and
-without a reward.
+"""Many growing networks as one environment: the phases of an epoch in their order, without a policy.
 
-TRAIN → VALIDATE → SENSE, then whoever decides hands in one action per env, then ACT and TICK. A trainer calls
-the phases one by one; `step` runs them in a row for drivers that need no more."""
+TRAIN → VALIDATE → SENSE, then the caller passes one action per env, then ACT and TICK. A trainer calls the
+phases one by one; `step` runs them all.
+
+E envs, S slots.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from esper.kasmina.model import cross_entropy
 from esper.kasmina.optim import Criterion
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What can be seen of all envs at a decision, in env order."""
+    """The state of all envs at a decision, in env order."""
 
     epoch: int
     signals: list[TrainingSignals]
@@ -69,11 +72,11 @@ class Ledger:
 
 
 EVALUATION_BATCH = 256
-"""Most samples of one pass in validation: larger activations leave the cache and take longer each."""
+"""Maximum number of samples in one validation pass: larger activations leave the cache and are slower."""
 
 
 class VectorEnv:
-    """Groups of envs, their data and their rules."""
+    """Groups of envs with their data and rules."""
 
     def __init__(
         self,
@@ -96,9 +99,10 @@ class VectorEnv:
         self.episode = 0
 
     def begin_round(self, episode: int) -> None:
-        """Fresh networks in every env; all play the same episode number, each on its own streams."""
+        """Reset every env to a fresh network. All envs play the same episode number, each from its own random
+        streams."""
         self.episode = episode
-        worlds = [env.world for group in self.groups for env in group.envs]  # as the batches count them
+        worlds = [env.world for group in self.groups for env in group.envs]  # the order of the batches
         self.train.begin_episode(episode, **self.task.data_conditions(self.rules.root_seed, episode, worlds))
         for group in self.groups:
             reset_group(group, self.task, root_seed=self.rules.root_seed, first_episode=episode)
@@ -108,6 +112,7 @@ class VectorEnv:
     # -- the phases ------------------------------------------------------------------------------------------
 
     def train_epoch(self, epoch: int) -> None:
+        """One epoch of training of every network."""
         factor = self.task.lr_factor(epoch)
         for group in self.groups:
             group.begin_epoch(factor)
@@ -117,11 +122,11 @@ class VectorEnv:
         finish_training(self.groups)
 
     def validate(self, epoch: int) -> None:
-        """Every coalition of every env on the shared validation set."""
+        """Evaluate every coalition of every env on the shared validation set."""
         self.validation.measure(self.groups, epoch)
 
     def sense(self, epoch: int) -> Observation:
-        """Vital signs, signals, reports and masks."""
+        """Check the losses, and collect signals, reports, sensors and masks."""
         checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in self.envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
         signals = [
@@ -144,8 +149,8 @@ class VectorEnv:
     def act(
         self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False
     ) -> ActionResult:
-        """Execute one action per env (head order), tick the clock, and at the last epoch close the
-        episode."""
+        """Execute one action per env (indices in head order), tick the clock and, in the last epoch, close
+        the episodes."""
         context = ActionContext(self.rules, self.groups, self.validation, seen.epoch, seen.panics, cut_after)
         ledger = self.ledger
         return execute_actions(
@@ -159,7 +164,7 @@ class VectorEnv:
         )
 
     def step(self, epoch: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> ActionResult:
-        """One whole epoch."""
+        """One epoch, all phases."""
         self.train_epoch(epoch)
         self.validate(epoch)
         seen = self.sense(epoch)
@@ -168,36 +173,37 @@ class VectorEnv:
     def run_episode(
         self, episode: int, decide: Callable[[Observation], Sequence[Sequence[int]]]
     ) -> list[EpisodeOutcome]:
-        """A whole round under one decision rule: one outcome per env."""
+        """One round in which `decide` chooses the actions. Returns one outcome per env."""
         self.begin_round(episode)
         for epoch in range(1, self.rules.max_epochs + 1):
             self.step(epoch, decide)
         return self.ledger.outcomes
 
     def test(self, batches: EvalBatches) -> list[float]:
-        """Accuracy of the committed networks in percent, in env order. It ends the episode: live seeds are
-        removed."""
+        """Accuracy of the committed networks in percent, in env order. This ends the episode: live seeds are
+        pruned."""
         for env in self.envs:
             for slot_id, report in env.model.reports().items():
                 if report.stage in LIVE_STAGES:
                     env.model.prune(slot_id)
-        counts = [
-            [
-                process_val_batch(group, batch.x.to(group.device), batch.y.to(group.device), self.criterion)[
-                    1
-                ]
-                for batch in batches.batches(group.model.population)
-            ]
-            for group in self.groups
-        ]
+        counts = [self._count_correct(group, batches) for group in self.groups]
         for group in self.groups:
             group.synchronize()
-        correct = dict(
-            zip(map(id, self.groups), to_host([torch.stack(found).sum(0) for found in counts]), strict=True)
-        )
         targets = sum(batch.y.numel() for batch in batches.batches())
-        return [100.0 * correct[id(self.group_of(env))][env.row] / targets for env in self.envs]
+        accuracy = {}
+        for group, correct in zip(self.groups, to_host(counts), strict=True):
+            for env in group.envs:
+                accuracy[env.env_idx] = 100.0 * correct[env.row] / targets
+        return [accuracy[env.env_idx] for env in self.envs]
+
+    def _count_correct(self, group: EnvGroup, batches: EvalBatches) -> Tensor:
+        """[P] correct answers of each row, on the device."""
+        correct = torch.zeros(group.model.population, dtype=torch.int64, device=group.device)
+        for batch in batches.batches(group.model.population):
+            x, y = batch.x.to(group.device), batch.y.to(group.device)
+            correct = correct + process_val_batch(group, x, y, self.criterion)[1]
+        return correct
 
     def group_of(self, env: ParallelEnvState) -> EnvGroup:
-        """The population that an env lives in."""
+        """The group that an env belongs to."""
         return self._group_of[env.env_idx]

@@ -1,9 +1,7 @@
-"""The training loop: many growing networks side by side, one policy that decides for all of them and learns
-from it.
+"""The training loop: many networks grow side by side, and one policy decides for all of them and learns.
 
 `VectorizedPPOTrainer.run` reads top to bottom: rounds of epochs, each epoch the phases TRAIN, VALIDATE,
-SENSE, DECIDE, ACT and RECORD, then the update. Whatever is only watched goes through the recorder and never
-comes back.
+SENSE, DECIDE, ACT and RECORD, then the update. Telemetry goes to the recorder, which returns nothing.
 
 E envs, S slots.
 """
@@ -49,26 +47,27 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class RunContext:
-    """Everything a run is made of; the entry point builds it."""
+    """The parts of a run; the entry point builds them."""
 
     config: TrainingConfig
     env: VectorEnv
     agent: PPOAgent | None
-    """None where the policy does not learn."""
+    """None if the policy does not learn."""
     policy: PolicyProtocol
     teacher: PolicyProtocol | None
-    """Decides in the first rounds, to be imitated."""
+    """Decides in the first rounds; the policy imitates it."""
     rewards: RewardEngine
     normalizer: RewardNormalizer
     recorder: RunRecorder
     store: CheckpointStore | None
-    """None keeps nothing."""
+    """None: no checkpoints are written."""
     stop: Callable[[], bool]
+    """Whether a stop was requested."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run is. Rounds and epochs count from 0 and name what is finished."""
+    """Position in a run: numbers of finished rounds and epochs."""
 
     round_idx: int = 0
     epoch: int = 0
@@ -78,9 +77,9 @@ class Progress:
 
 @dataclass(slots=True)
 class Decisions:
-    """What one round has decided so far."""
+    """Counts and rewards of the current round."""
 
-    offered: Tensor  # [6] steps at which an op was legal
+    offered: Tensor  # [6] number of steps at which an op was legal
     counts: dict[str, int]
     successes: dict[str, int]
     rewards: list[float] = field(default_factory=list)
@@ -89,13 +88,12 @@ class Decisions:
     @classmethod
     def none(cls) -> Decisions:
         names = [op.name for op in LifecycleOp]
-        return cls(
-            torch.zeros(len(names), dtype=torch.int64), dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-        )
+        offered = torch.zeros(len(names), dtype=torch.int64)
+        return cls(offered, counts=dict.fromkeys(names, 0), successes=dict.fromkeys(names, 0))
 
 
 class VectorizedPPOTrainer:
-    """One run. Everything it does depends on the config and its seed alone."""
+    """One run. Its result depends on the config and its random seed alone."""
 
     def __init__(self, context: RunContext) -> None:
         self.context, self.config, self.env, self.agent = context, context.config, context.env, context.agent
@@ -114,8 +112,8 @@ class VectorizedPPOTrainer:
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
-        """Train to the end of the run, or of round `until`; a stop is honoured after the epoch it comes
-        in."""
+        """Train to the end of the run, or of round `until`. A requested stop takes effect at the end of the
+        current epoch."""
         last = self.config.rounds if until is None else until
         while self.progress.round_idx < last and not self.stopped:
             if self.progress.epoch == 0:
@@ -154,7 +152,7 @@ class VectorizedPPOTrainer:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Fresh networks, memories and counts."""
+        """Reset networks, policies, rewards and counts."""
         episode = self.progress.round_idx
         self.recorder.begin_round(episode)
         self.env.begin_round(episode)
@@ -174,17 +172,17 @@ class VectorizedPPOTrainer:
 
     @property
     def teacher(self) -> PolicyProtocol | None:
-        """Who decides in this round in the policy's place, if anybody."""
+        """The teacher, if it decides in this round instead of the policy."""
         return self.context.teacher if self.progress.round_idx < self.config.teacher_rounds else None
 
     def set_rent(self) -> None:
-        """What size costs in this round's rewards."""
+        """Set the price of size in this round's rewards."""
         full, ramp = self.env.rules.objective, self.config.rent_curriculum * self.config.rounds
         share = min(self.progress.round_idx / ramp, 1.0) if ramp else 1.0
         self.context.rewards.objective = replace(full, size_price=full.size_price * share)
 
     def draw_uniforms(self) -> None:
-        """The round's random numbers for acting, [E, epochs, 8], from each env's own stream."""
+        """Draw the round's random numbers for actions, [E, epochs, 8], from each env's own stream."""
         envs = [env.env_idx for env in self.env.envs]
         self._uniforms = action_uniforms(
             self.env.rules.root_seed, self.progress.round_idx, envs, self.max_epochs
@@ -206,7 +204,7 @@ class VectorizedPPOTrainer:
             self._heed_stop()
 
     def end_run(self, status: str, message: str | None = None) -> None:
-        """The last event."""
+        """Emit the last event of the run."""
         self.ended = True
         self.recorder.end_run(status, self.progress, max_epochs=self.max_epochs, message=message)
 
@@ -281,8 +279,8 @@ class VectorizedPPOTrainer:
         self.hidden, self.reset = step.hidden, ~valid
 
     def _update(self, result: ActionResult) -> None:
-        """Learn from the rollout; where it was cut before the horizon, what would follow is estimated by the
-        value head."""
+        """Learn from the rollout. Where it was cut before the end of the episode, the value head estimates
+        the rest."""
         if self.agent is None:
             return
         if targets := result.truncated_bootstrap_targets:
