@@ -225,10 +225,10 @@ def test_the_entry_point_is_looked_up_when_it_is_called(
 def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rounds", "2", "--ab-reward-modes", "shaped", "sparse", "--telemetry-dir", str(tmp_path)]
     assert main(["ppo", *SMALL, *flags]) == 0
-    rows = [
-        re.split(r" *│ *", line)[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")
-    ]
+    out = capsys.readouterr().out
+    rows = [re.split(r" *│ *", line)[1:3] for line in out.splitlines() if line.startswith("│")]
     assert [name for name, _ in rows] == ["shaped", "sparse", "shaped − sparse"]
+    assert "not the luck of training" in " ".join(out.split())
     shaped, sparse, difference = (float(figure.split()[0]) for _, figure in rows)
     assert difference == pytest.approx(shaped - sparse, abs=2e-4)
     assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == [

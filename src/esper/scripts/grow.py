@@ -25,7 +25,8 @@ def grow(
     Args:
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
         policy: Name of a policy that ships, a policy file, a checkpoint or a run directory; or heuristic,
-            random, wait.
+            random, wait. A run directory means its newest checkpoint; checkpoints/best.safetensors in it is
+            the policy of its best round.
         out: A new or empty directory for the network: structure.json, weights.safetensors, the plain module
             and a record.
         network: Number of the network. Its number and the random seed fix its weights, data and condition.

@@ -60,8 +60,9 @@ def prove(
 
     Args:
         task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
-        policy: Names of policies that ship, policy files, checkpoints or run directories. Several policies
-            are strata of one cohort.
+        policy: Names of policies that ship, policy files, checkpoints or run directories. A run directory
+            means its newest checkpoint; checkpoints/best.safetensors in it is the policy of its best round.
+            Several policies are strata of one cohort.
         networks: Number of held-out networks, 2 or more.
         first_network: Number of the first of them.
         schedule: File of the fixed schedules; by default the one that ships for the task.

@@ -139,9 +139,10 @@ class TrainingConfig:
     checkpoint_every: int = 10
     """Number of rounds between checkpoints; 0: only at the end and when the run is stopped."""
     keep_last: int = 3
-    """Number of checkpoints to keep beside the best one."""
+    """Number of checkpoints to keep beside the best policy."""
     resume: str | None = None
-    """Checkpoint to continue from; auto: the newest one in the run directory."""
+    """Checkpoint to continue from; auto: the newest intact one in the run directory, or a new start if the
+    run has none yet."""
 
     def __post_init__(self) -> None:
         nested = unflatten(flatten(_shallow(self), "config"))
