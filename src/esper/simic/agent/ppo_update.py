@@ -198,12 +198,12 @@ def minibatch_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to minimise, and its metrics. With `imitate` the policy loss is the negative log-likelihood,
     which has no ratio."""
-    logratio = torch.zeros_like(seen.log_prob) if imitate else seen.log_prob - mb.behaviour_log_prob
-    pg_loss = (
-        -masked_mean(seen.log_prob, mb.choice)
-        if imitate
-        else policy_loss(logratio, advantages, mb.choice, clip=config.clip)
-    )
+    if imitate:
+        logratio = torch.zeros_like(seen.log_prob)
+        pg_loss = -masked_mean(seen.log_prob, mb.choice)
+    else:
+        logratio = seen.log_prob - mb.behaviour_log_prob
+        pg_loss = policy_loss(logratio, advantages, mb.choice, clip=config.clip)
     v_loss = value_loss(seen.normalized_value, normalized_returns, mb.valid)
     entropy = masked_mean(seen.entropy, mb.choice)
     with torch.no_grad():
@@ -272,14 +272,17 @@ def optimize(
     with unchanged moments the next update would only try the same step again, and learning would stall."""
     parameters = list(policy.network.parameters())
     backup = _StepBackup(parameters, optimizer)
+    # Imitation has no ratio, so its KL is always 0: without a limit nothing is copied or checked.
+    kl_limit = None if imitate or config.target_kl is None else 1.5 * config.target_kl
     order = _minibatch_rows(config, num_envs=len(advantages), seed=seed, device=advantages.device)
+    passes = order if kl_limit is None else [*order, order[0]]  # one more pass checks the last step
     kept: list[dict[str, float]] = []
     initial: dict[str, float] | None = None
     skipped = 0
     stop_kl: float | None = None
     broken_gradients: list[Tensor | None] | None = None
     values: dict[str, float] = {}
-    for i, rows in enumerate([*order, order[0]]):  # the last pass only checks the last step
+    for i, rows in enumerate(passes):
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(
@@ -294,9 +297,9 @@ def optimize(
                 entropy_coef=entropy_coef,
                 imitate=imitate,
             )
-        if kept and config.target_kl is not None:
+        if kept and kl_limit is not None:
             kl = measured["approx_kl"].item()
-            if kl > 1.5 * config.target_kl:
+            if kl > kl_limit:
                 backup.restore()
                 kept.pop()
                 stop_kl = max(kl, stop_kl or 0.0)
@@ -326,7 +329,8 @@ def optimize(
         nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
         if initial is None:
             initial = values
-        backup.save()
+        if kl_limit is not None:
+            backup.save()
         optimizer.step()
         kept.append(values)
     if broken_gradients is not None:  # diagnostics read them after the update
