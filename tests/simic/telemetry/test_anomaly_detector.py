@@ -73,7 +73,8 @@ def test_a_resumed_run_reports_like_one_that_was_never_stopped(tmp_path: Path, s
     first = AnomalyDetector()
     with TelemetryHub().attached(first, JsonlOutput(tmp_path / "log")) as hub:
         found = play(hub, first, 0, RATIOS[:stop])
-    second = AnomalyDetector(read_events(tmp_path / "log"))
+    second = AnomalyDetector()
+    second.replay(read_events(tmp_path / "log"))
     assert second.report == found[-1]
     with TelemetryHub().attached(second, JsonlOutput(tmp_path / "log")) as hub:
         found += play(hub, second, stop, RATIOS[stop:])

@@ -32,6 +32,7 @@ from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tamiyo.shipped import tuned_thresholds
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
@@ -127,9 +128,9 @@ class TrainingConfig:
     """Number of rounds in which the teacher decides and the policy imitates it."""
     teacher_updates: int = 4
     """Number of updates from each round of the teacher."""
-    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
-    """Thresholds of the heuristic, as policy and as teacher. Those that are left at their defaults are
-    replaced by the tuned ones that ship for the task, if there are any."""
+    heuristic: HeuristicConfig = field(default_factory=dict)  # type: ignore[assignment]
+    """Thresholds of the heuristic, as policy and as teacher. Those that are not given are the tuned ones that
+    ship for the task, if there are any."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -146,6 +147,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         nested = unflatten(flatten(_shallow(self), "config"))
+        nested["heuristic"] = _shallow(tuned_thresholds(nested["task"])) | nested.get("heuristic", {})
         for name, kind in kinds(type(self)).items():
             object.__setattr__(self, name, _build(kind, nested.get(name, {})))
         mode = LEAVES["reward.mode"]
