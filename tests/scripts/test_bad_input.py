@@ -295,7 +295,7 @@ SCHEDULE_FIELDS = (
     *("", "kind", "task", "root_seed", "candidates", "best", "best.schedule", "best.objective"),
     *("best.seeds", "by_pattern"),
 )
-GROWN_FIELDS = ("", "task", "policy", "root_seed", "seed")
+GROWN_FIELDS = ("", "task", "policy", "root_seed", "network")
 
 
 def spoilt_cases() -> Iterator[Case]:
@@ -340,7 +340,7 @@ def fits(field: str, value: Any) -> bool:
     right: dict[str, list[Any]] = {
         "policy": ["x"],
         "root_seed": [-1],
-        "seed": [-1],
+        "network": [-1],
         "progress.history": [[]],
         "best.objective": [-1, 1.5],
         "best.seeds": [-1],

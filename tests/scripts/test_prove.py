@@ -84,6 +84,7 @@ def test_everything_is_written(proof):
     assert sorted(path.name for path in (root / "one").iterdir()) == ["proof.json", "report.html"]
     found = orjson.loads((root / "one" / "proof.json").read_bytes())
     assert sorted(found["cohorts"]) == sorted(COHORTS)
+    assert found["version"] == 1
     assert found["task"] == SHIFT
     assert [other["task"] for other in found["transfer"]] == [SCALE]
     assert list(found["transfer"][0]["cohorts"]) == ["static", "random", "heuristic", "learned"]

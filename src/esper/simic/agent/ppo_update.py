@@ -44,7 +44,7 @@ class PPOConfig:
     target_kl: float | None = 0.05
     """A step after which the KL exceeds 1.5 times this is undone, and the update ends; None: no limit."""
     lr: float = 1e-3
-    """Adam's step size."""
+    """Learning rate of the policy (Adam)."""
     lr_end: float | None = None
     """Step size at the end of annealing; none: the same as at its start."""
     imitation_lr: float | None = None

@@ -51,13 +51,13 @@ class TrainingConfig:
     rounds: int = 100
     """Number of training rounds. In each round, every env plays one episode."""
     envs: int = 64
-    """Number of networks that are trained side by side. Whole populations are cheapest: rows without an env
-    cost as much as others."""
+    """Number of networks that are trained side by side, one per env. A multiple of the population is
+    cheapest: the unused rows of a population cost as much as the others."""
     twins: int = 1
     """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
     relative to their mean, which removes the noise that they share."""
     seed: int = 42
-    """Random seed of the whole run. The same seed gives the same run."""
+    """Random seed of the whole run. The same random seed gives the same run."""
 
     episode_length: int | None = None
     """Epochs per episode; none: the task's."""
@@ -135,8 +135,7 @@ class TrainingConfig:
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     telemetry_dir: str | None = None
-    """Run directory, for configuration, events, tables and checkpoints; none: nothing is recorded. `esper
-    train` makes a new directory under runs if this is not set."""
+    """Run directory, for configuration, events, tables and checkpoints; none: nothing is recorded."""
     checkpoint_every: int = 10
     """Number of rounds between checkpoints; 0: only at the end and when the run is stopped."""
     keep_last: int = 3
