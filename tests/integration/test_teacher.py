@@ -33,14 +33,14 @@ def schedules(tmp_path):
             ScheduleResult(schedule=p, objective=0.5, gain=0.1, networks=1, env_steps=1) for p in (plan, ())
         )
         path = tmp_path / "schedule.json"
-        found = Schedules(
+        stored = Schedules(
             task=task,
             root_seed=0,
             candidates=1,
             best=best,
             by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns},
         )
-        save_schedules(path, found, get_task_spec(task).slots, "")
+        save_schedules(path, stored, get_task_spec(task).slots, "")
         return str(path)
 
     return write
