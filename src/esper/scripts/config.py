@@ -15,16 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from esper.leyline.errors import EsperError
+from esper._text import shorten
+from esper.leyline.errors import EsperError, near
 from esper.scripts.cli import fail, import_modules, printable
 from esper.simic.training.config import (
     LEAVES,
     SECTIONS,
     TrainingConfig,
     choices,
-    near,
     optional,
-    shorten,
     unknown_word,
 )
 from esper.simic.training.presets import PRESETS, resolve

@@ -212,6 +212,9 @@ def minibatch_loss(
         head_logratio = torch.where(
             mb.choice[..., None], seen.head_log_probs - mb.behaviour_head_log_probs, 0.0
         )
+        head_kl = torch.expm1(head_logratio) - head_logratio
+        if imitate:
+            head_kl = torch.zeros_like(head_kl)
         measured = {
             "policy_loss": pg_loss,
             "value_loss": v_loss,
@@ -222,7 +225,7 @@ def minibatch_loss(
             "ratio_min": counted.min().exp(),
             "log_prob_drift": head_logratio.abs().max(),
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
-            **_by_head("head_kl", (torch.expm1(head_logratio) - head_logratio) * (not imitate), mb.choice),
+            **_by_head("head_kl", head_kl, mb.choice),
         }
     return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
 
