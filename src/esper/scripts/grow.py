@@ -62,9 +62,8 @@ def grow(
         )
     _show(spec, played, seed)
     print(f"test accuracy {evaluate(out)[1]:.2f} %")
-    print(
-        f"saved to {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}; to test it: esper eval {out}"
-    )
+    print(f"saved to {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}")
+    print(f"to test it again: esper eval {out}")
 
 
 def _show(task: TaskSpec, played: Played, seed: int) -> None:
