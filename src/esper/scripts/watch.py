@@ -40,9 +40,7 @@ def watch(
     try:
         from esper.karn.watch import WatchApp
     except ImportError as error:
-        raise EsperError(
-            f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'"
-        ) from error
+        raise EsperError(f"textual is not installed ({error}); to get it: pip install textual") from error
     WatchApp(views, round_idx=round_idx, env_id=env).run()
 
 
