@@ -83,7 +83,7 @@ def test_the_rounds_of_one_policy_are_no_independent_evidence() -> None:
         for n in (4, 64)
     )
     assert width(many) == pytest.approx(width(few), rel=0.05)
-    assert "not the luck of training" in many.covers
+    assert "not those between training runs" in many.covers
 
 
 def test_twins_are_resampled_together() -> None:

@@ -228,7 +228,7 @@ def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     rows = [re.split(r" *│ *", line)[1:3] for line in out.splitlines() if line.startswith("│")]
     assert [name for name, _ in rows] == ["shaped", "sparse", "shaped − sparse"]
-    assert "not the luck of training" in " ".join(out.split())
+    assert "not those between training runs" in " ".join(out.split())
     shaped, sparse, difference = (float(figure.split()[0]) for _, figure in rows)
     assert difference == pytest.approx(shaped - sparse, abs=2e-4)
     assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == [

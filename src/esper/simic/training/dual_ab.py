@@ -39,8 +39,8 @@ class ABResult:
     """One − other, paired by round and env."""
     stopped: bool = False
     covers: ClassVar[str] = (
-        "Intervals cover the differences between networks, not those between training runs: each mode trained "
-        "one policy. Repeat the comparison with other random seeds to cover both."
+        "Intervals cover the differences between networks, not those between training runs: each mode "
+        "trained one policy. Repeat the comparison with other random seeds to cover both."
     )
     """Meaning of the intervals, to be printed with them."""
 
