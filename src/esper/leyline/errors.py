@@ -39,12 +39,13 @@ class StructureError(EsperError):
 
 
 def check_number(owner: str, name: str, value: object, *, low: float = 0.0, integer: bool = False) -> None:
-    """A config's number: finite, of its kind, and not below `low`."""
+    """A config's number: finite, of its kind, not below `low`, and, if whole, not beyond 64 bits."""
     kind = int if integer else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
-        raise EsperError(
-            f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up"
-        )
+    high = 2**63 if integer else math.inf
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
+        whole = "whole " if integer else ""
+        limit = "below 2**63" if isinstance(value, int) and value >= high else f"from {low:g} up"
+        raise EsperError(f"{owner}: {name} is {value!r}, must be a {whole}number {limit}")
 
 
 def check_numbers(owner: str, config: Any) -> None:

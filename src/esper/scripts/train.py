@@ -235,9 +235,9 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     if recorded:
         named = [] if "--telemetry-dir" in arguments else ["--telemetry-dir", str(config.telemetry_dir)]
         again = shlex.join([*arguments, *named, "--resume", "auto"])  # the last of a kind counts
-        print(f"stopped; to continue: python -m esper.scripts.train {printable(again)}")
+        print(f"stopped; to resume: python -m esper.scripts.train {printable(again)}")
     else:
-        print("stopped; the run cannot be continued, because nothing was recorded")
+        print("stopped; the run cannot be resumed, because nothing was recorded")
     return 128 + caught[0]
 
 

@@ -34,21 +34,21 @@ class PPOConfig:
     epochs: int = 6
     """Number of passes over each rollout (K)."""
     minibatches: int = 4
-    """Groups of env rows per pass."""
+    """Number of minibatches per pass; each holds whole episodes of some envs."""
     clip: float = 0.2
-    """The ratio's clip range."""
+    """Clip range of the probability ratio: 1 ± this."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     target_kl: float | None = 0.05
-    """A step after which the KL exceeds 1.5 times this is undone, and the update ends; None: no limit."""
+    """A step after which the KL exceeds 1.5 times this is undone, and the update ends; none: no limit."""
     lr: float = 1e-3
     """Learning rate of the policy (Adam)."""
     lr_end: float | None = None
-    """Step size at the end of annealing; none: the same as at its start."""
+    """Learning rate at the end of annealing; none: the same as at its start."""
     imitation_lr: float | None = None
-    """Step size while imitating; none: `lr`."""
+    """Learning rate while imitating a teacher; none: `lr`."""
     entropy_coef: float = 0.02
     """Weight of the joint action's entropy."""
     entropy_coef_end: float = 0.0
@@ -58,7 +58,8 @@ class PPOConfig:
     epsilon_end: float = 0.0
     """Exploration at the end of annealing."""
     anneal_updates: int = 0
-    """Updates until lr, entropy weight and exploration reach their end values; 0: no annealing."""
+    """Number of updates until learning rate, entropy weight and exploration reach their end values; 0: no
+    annealing, except that a run then follows its anneal_fraction."""
     advantage_floor: float = 0.1
     """Minimum divisor of advantages, as a share of the standard deviation of returns."""
     popart_decay: float = 0.95
