@@ -162,11 +162,8 @@ def bring(
     )
     for wanted in PATH[1 : PATH.index(stage) + 1]:
         measure(model, row)
-        passed(
-            model.fossilize(slot_id, row=row)
-            if wanted is SeedStage.FOSSILIZED
-            else model.advance(slot_id, row=row)
-        )
+        step = model.fossilize if wanted is SeedStage.FOSSILIZED else model.advance
+        passed(step(slot_id, row=row))
         if wanted is SeedStage.BLENDING:
             model.step_epoch([row])
     assert stage_of(model, slot_id, row) is stage

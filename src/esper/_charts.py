@@ -264,7 +264,8 @@ def trend(values: Values, count: int) -> str:
     """The last values as blocks of text; a blank where one is absent."""
     shown = _finite({"": values[-count:]})[""]
     there = [v for v in shown if v is not None]
-    low, span = min(there, default=0.0), max(there, default=0.0) - min(there, default=0.0) or 1.0
+    low, high = min(there, default=0.0), max(there, default=0.0)
+    span = high - low if high > low else 1.0
     return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[min(7, int((v - low) / span * 8))] for v in shown)
 
 

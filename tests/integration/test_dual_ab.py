@@ -133,10 +133,8 @@ def test_what_belongs_together_is_no_more_evidence_for_being_there_twice() -> No
     rng = np.random.default_rng(3)
     once = rng.normal(size=40)
     for statistic in (mean, interquartile_mean):
-        alone, twice = (
-            estimate(once, statistic=statistic),
-            estimate(np.stack([once] * 2, 1), statistic=statistic),
-        )
+        alone = estimate(once, statistic=statistic)
+        twice = estimate(np.stack([once] * 2, 1), statistic=statistic)
         assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high), abs=0.01)
     apart = estimate(rng.normal(size=80))
     assert apart.high - apart.low < 0.8 * (estimate(once).high - estimate(once).low)

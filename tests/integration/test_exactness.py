@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,15 +53,10 @@ def test_an_env_does_not_depend_on_the_number_of_envs(policy) -> None:
 def test_a_network_does_not_depend_on_the_number_of_networks_that_are_evaluated() -> None:
     task = replace(get_task_spec("digits_shift"), **SHORT)
     sets: list[Any] = [*(range(networks) for networks in ENVS), [5, 77, 100]]
-    results = [
-        {
-            played.network: played
-            for played in play(
-                task, lambda numbers: RandomValid(3, numbers), root_seed=HELD_OUT, networks=numbers
-            )
-        }
-        for numbers in sets
-    ]
+    results = []
+    for numbers in sets:
+        episodes = play(task, partial(RandomValid, 3), root_seed=HELD_OUT, networks=numbers)
+        results.append({played.network: played for played in episodes})
     largest = results[len(ENVS) - 1]
     assert any(played.decisions for played in largest.values())
     for result in results:

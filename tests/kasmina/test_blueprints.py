@@ -129,11 +129,9 @@ HOSTS_OF_WIDTH = {
 def test_parameter_counts(topology, name, channels, algorithm):
     model = MorphogeneticModel(HOSTS_OF_WIDTH[topology](channels))
     record = model.germinate(SLOT, name, algorithm=algorithm).records[0]
-    gate = (
-        channels * hidden(channels) + hidden(channels) + hidden(channels) + 1
-        if algorithm is AlphaAlgorithm.GATE
-        else 0
-    )
+    gate = 0
+    if algorithm is AlphaAlgorithm.GATE:
+        gate = channels * hidden(channels) + hidden(channels) + hidden(channels) + 1
     assert record.params == COUNTS[topology, name](channels) + gate
     assert model.total_params() == model.host_params + record.params
     assert model.reports()[SLOT].metrics.params == record.params
@@ -307,10 +305,8 @@ SEED_LR = {"cnn": 0.05, "transformer": 0.05, "mlp": 0.1}
 @every_seed
 def test_every_seed_learns_real_images_on_a_frozen_host(topology, name):
     """Rows 0 to 2 hold a seed under each blend, the others none: theirs is the loss with the seed off."""
-    model, slot_id = (
-        MorphogeneticModel(REAL_HOSTS[topology](), random_seeds=[3] * 8, **EAGER),
-        REAL_SLOTS[topology],
-    )
+    model = MorphogeneticModel(REAL_HOSTS[topology](), random_seeds=[3] * 8, **EAGER)
+    slot_id = REAL_SLOTS[topology]
     if topology == "transformer":
         # The tied head of an untrained transformer is too quiet for any features to matter.
         with torch.no_grad():

@@ -299,10 +299,8 @@ def test_gpt_starts_with_quiet_branches():
 @topologies
 def test_a_rows_initial_values_do_not_depend_on_the_population(topology):
     alone = make(topology, 1, random_seeds=[77])
-    first, last = (
-        make(topology, 8, random_seeds=[77, *range(7)]),
-        make(topology, 16, random_seeds=[*range(15), 77]),
-    )
+    first = make(topology, 8, random_seeds=[77, *range(7)])
+    last = make(topology, 16, random_seeds=[*range(15), 77])
     for a, b, c in zip(alone.host.parameters(), first.host.parameters(), last.host.parameters(), strict=True):
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[0], c[15])

@@ -206,10 +206,8 @@ def test_nothing_advances_by_itself(stage):
 @pytest.mark.parametrize("embargo", [1, 2, 5])
 @pytest.mark.parametrize("stage", [S.GERMINATED, S.TRAINING, S.BLENDING, S.HOLDING])
 def test_a_pruned_slot_rests_and_is_free_again(embargo, stage):
-    model, plain = (
-        make("cnn", 8, pacing=Pacing(min_training_epochs=0, embargo_epochs=embargo)),
-        make("cnn", 8),
-    )
+    model = make("cnn", 8, pacing=Pacing(min_training_epochs=0, embargo_epochs=embargo))
+    plain = make("cnn", 8)
     bring(model, SLOT, "conv_light", stage, row=3, stir=0.3)
     x, _ = population_batch(model, 1)
     [record] = passed(model.prune(SLOT, row=3)).records

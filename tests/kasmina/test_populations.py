@@ -90,11 +90,8 @@ def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> li
         measure(model, row)
         try:
             if kind == "onwards":
-                kind = (
-                    "fossilize"
-                    if stage_of(model, options["slot_id"], row) is SeedStage.HOLDING
-                    else "advance"
-                )
+                holding = stage_of(model, options["slot_id"], row) is SeedStage.HOLDING
+                kind = "fossilize" if holding else "advance"
             if kind == "tick":
                 records = model.step_epoch([row])
             else:

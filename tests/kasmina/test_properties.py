@@ -278,11 +278,8 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
     for drawn in sequence:
         op = w.resolve(drawn)
         slot_id, row = w.place(op)
-        before, tensors, reports = (
-            w.stages(),
-            all_tensors(model),
-            [model.reports(r) for r in range(population)],
-        )
+        before, tensors = w.stages(), all_tensors(model)
+        reports = [model.reports(r) for r in range(population)]
         blended = [blended_slots(model, r) for r in range(population)]
         stage = before[slot_id, row]
         if op.name == "tick":

@@ -116,7 +116,7 @@ ENVS, STEPS = 4, 3
 
 def agent_with_rollout(bf16: bool = False) -> PPOAgent:
     torch.manual_seed(0)
-    policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8), bf16=bf16)
+    policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8))
     agent = PPOAgent(
         policy,
         PPOConfig(epochs=2, minibatches=2, bf16=bf16),

@@ -58,7 +58,8 @@ def make_policy(*, seed: int = 0, peaked: float = 1.0, bf16: bool = False) -> Re
     with torch.no_grad():
         for layer in (network.op_head[-1], network.slot_score, network.parameter_out):
             layer.weight.mul_(100 * peaked)
-    return RecurrentPolicy(network, feature_schema="test-features", bf16=bf16)
+    network.bf16 = bf16
+    return RecurrentPolicy(network, feature_schema="test-features")
 
 
 def observe(envs: int, slots: int, seed: int = 1) -> PolicyObservation:

@@ -133,10 +133,10 @@ class _Forest:
             self.batch = self.x.shape[0 if model.layout.image else 1]
         elif shared_input:
             count = len(model.padded(lanes))
-            self.x = (
-                x.repeat(1, count, 1, 1) if model.layout.image else x.unsqueeze(0).expand(count, *x.shape)
-            )
-            self.x = self.x.contiguous(memory_format=torch.channels_last) if model.layout.image else self.x
+            if model.layout.image:
+                self.x = x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)
+            else:
+                self.x = x.unsqueeze(0).expand(count, *x.shape)
         else:
             self.x = self.layout.take(
                 x, model.population, self._tensor([lane.row for lane in model.padded(lanes)])

@@ -201,9 +201,11 @@ class PopulationOptimizer:
         if not parameters or all(p.grad is None for p in parameters):
             return None
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if not bank.frozen:
+            return grads
         # Rows that take no part in a pass have no gradient. That of a frozen one is selected out, not
         # multiplied by 0: it may be NaN.
-        return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads] if bank.frozen else grads
+        return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads]
 
     def _update(self, bank: Bank, grads: list[Tensor], *, is_host: bool) -> None:
         parameters = list(bank.parameters.values())

@@ -353,12 +353,10 @@ class _Header:
 class RecurrentPolicy:
     """Acts for a batch of envs and evaluates stored sequences, with one network and one distribution."""
 
-    def __init__(self, network: TamiyoNetwork, *, feature_schema: str = "", bf16: bool = False) -> None:
-        """`feature_schema` names the observation's layout; files are bound to it. `bf16` runs the network
-        under autocast."""
+    def __init__(self, network: TamiyoNetwork, *, feature_schema: str = "") -> None:
+        """`feature_schema` names the observation's layout; files are bound to it."""
         self.network = network
         self.feature_schema = feature_schema
-        network.bf16 = bf16
 
     @property
     def device(self) -> torch.device:

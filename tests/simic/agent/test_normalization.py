@@ -109,11 +109,8 @@ class TestPopArt:
         self, decay: float, dtype: torch.dtype, rounds, tolerance: float
     ) -> None:
         torch.manual_seed(0)
-        out, mean, scale = (
-            nn.Linear(16, 1, dtype=dtype),
-            torch.zeros((), dtype=dtype),
-            torch.ones((), dtype=dtype),
-        )
+        out = nn.Linear(16, 1, dtype=dtype)
+        mean, scale = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
         popart = PopArt(out, mean, scale, decay=decay)
         x, rng = torch.randn(32, 16, dtype=dtype), np.random.default_rng(0)
         weight, sums = 0.0, np.zeros(2)

@@ -62,7 +62,9 @@ def reference_advantages(batch: RolloutBatch, gamma: float, lam: float) -> list[
         for start in range(steps):
             total, weight, t = 0.0, 1.0, start
             while True:
-                following = bootstrap[t] if truncated[t] else 0.0 if ends(t) else value[t + 1]
+                following = 0.0 if ends(t) else value[t + 1]
+                if truncated[t]:
+                    following = bootstrap[t]
                 total += weight * (reward[t] + gamma * following - value[t])
                 if ends(t):
                     break

@@ -777,11 +777,9 @@ def test_the_numbers_in_the_documentation() -> None:
     """The page's network: 1,000 parameters and 60 % alone, a seed of 500 with which it has 70 %."""
     seed = {"params": 500}
     ten, points = {"r0c0": 10.0}, {"r0c0": 10.0, "r0c1": 2.0}
-    bare, planted, started = (
-        state(loss=1.2),
-        state(60.0, 60.0, report(G, **seed)),
-        state(60.0, 60.0, report(B, **seed)),
-    )
+    bare = state(loss=1.2)
+    planted = state(60.0, 60.0, report(G, **seed))
+    started = state(60.0, 60.0, report(B, **seed))
     held = state(70.0, 60.0, report(H, **seed), contributions=ten, loss=1.0, committed_loss=1.2)
     half = state(70.0, 60.0, report(B, alpha=0.5, **seed), contributions=ten)
     fossil = state(70.0, 70.0, report(F, **seed), contributions=ten)

@@ -88,10 +88,12 @@ def only(hub: TelemetryHub) -> TelemetryEvent:
 
 
 def metrics(**changes: Any) -> PPOUpdateMetrics:
-    values: dict[str, Any] = {
-        f.name: tuple(range(8)) if "tuple" in str(f.type) else 3 if f.type == "int" else 0.5
-        for f in fields(PPOUpdateMetrics)
-    }
+    values: dict[str, Any] = {}
+    for f in fields(PPOUpdateMetrics):
+        if "tuple" in str(f.type):
+            values[f.name] = tuple(range(8))
+        else:
+            values[f.name] = 3 if f.type == "int" else 0.5
     return PPOUpdateMetrics(**values | changes)
 
 

@@ -325,7 +325,7 @@ class PPOAgent:
         )
         agent.updates, agent.imitations = header.updates, header.imitations
         agent.skipped_steps = header.skipped_steps
-        agent.popart.statistics.load_state_dict(meta["popart"])
+        agent.popart.statistics.load_state_dict(asdict(header.popart))
         agent._load_adam(origin, parts["adam"])
         agent.buffer.load_state_tensors(header.buffer_length, parts["buffer"])
         return agent

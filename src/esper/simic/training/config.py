@@ -229,7 +229,8 @@ class TrainingConfig:
         return _shallow(self)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values, checked again."""
+        """A copy with other values, checked again. With another task, the thresholds of the heuristic stay;
+        `heuristic={}` takes those of the new task."""
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:

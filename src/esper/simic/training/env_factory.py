@@ -63,8 +63,16 @@ def create_env_group(
     scaler = torch.amp.GradScaler(
         torch.device(device).type, init_scale=FIRST_LOSS_SCALE, enabled=loss_scaling
     )
-    group = EnvGroup(model, optimizer, torch.device(device), stream, [], autocast, scaler)
-    group.extra_sensors = extra_sensors
+    group = EnvGroup(
+        model,
+        optimizer,
+        torch.device(device),
+        stream,
+        envs=[],
+        autocast=autocast,
+        scaler=scaler,
+        extra_sensors=extra_sensors,
+    )
     group.envs = [
         create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
         for row, env_id in enumerate(env_ids)

@@ -306,7 +306,7 @@ def build_agent(
     network.mask_inputs(
         columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory
     )
-    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), bf16=config.ppo.bf16)
+    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra))
     return PPOAgent(
         policy,
         ppo,
