@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.leyline import FactoredAction
+from esper.leyline import EpisodeOutcome, FactoredAction
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.vector_env import Observation, VectorEnv
 
+Decide = Callable[[Observation], Sequence[Sequence[int]]]
 PARAMETERS = ("blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
 
 
@@ -54,6 +55,14 @@ def make_env(
     )
 
 
+def run_episode(env: VectorEnv, episode: int, decide: Decide) -> list[EpisodeOutcome]:
+    """One round in which `decide` chooses the actions."""
+    env.begin_round(episode)
+    for epoch in range(1, env.rules.max_epochs + 1):
+        env.step(epoch, decide)
+    return env.ledger.outcomes
+
+
 def wait(seen: Observation) -> list[Sequence[int]]:
     return [FactoredAction.wait().to_indices()] * len(seen.signals)
 
@@ -75,6 +84,3 @@ class RandomValid:
         slot = rng.choice(np.flatnonzero(masks.slot_by_op[env, op].numpy()))
         rest = [rng.choice(np.flatnonzero(getattr(masks, head)[env].numpy())) for head in PARAMETERS]
         return [int(slot), *map(int, rest), int(op)]
-
-
-Decide = Callable[[Observation], Sequence[Sequence[int]]]

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 
 from esper._archive import read_archive
+from esper.leyline import ActionMasks, PolicyObservation, head_sizes
 from esper.nissa import RunDirectory
 from esper.simic import train_ppo_vectorized
+from esper.simic.agent.ppo import PPOAgent
+from esper.tamiyo.policy import action_uniforms
 
 SMALL: dict[str, Any] = {
     "task": "digits_impaired",
@@ -68,3 +71,31 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert story(one) == story(other)
     for table in ("steps", "rewards", "throughput"):
         assert rows(one, table) == rows(other, table), table
+
+
+def play_rollout(agent: PPOAgent) -> None:
+    """Fill the buffer of an agent for one slot and two features: everything is legal, rewards are random."""
+    envs, steps = agent.buffer.num_envs, agent.buffer.num_steps
+    _, *parameters, ops = head_sizes(1)
+    masks = ActionMasks(
+        torch.ones(envs, ops, dtype=torch.bool),
+        torch.ones(envs, ops, 1, dtype=torch.bool),
+        *(torch.ones(envs, n, dtype=torch.bool) for n in parameters),
+    )
+    obs = PolicyObservation(torch.zeros(envs, 2), torch.zeros(envs, 1, 2), torch.full((envs, 1), -1))
+    hidden = agent.initial_hidden()
+    agent.begin_rollout(hidden)
+    uniforms = action_uniforms(0, agent.updates, range(envs), steps)
+    for t in range(steps):
+        reset = torch.full((envs,), t == 0)
+        step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
+        agent.record(
+            obs,
+            masks,
+            step,
+            reward=torch.rand(envs, generator=torch.Generator().manual_seed(t)),
+            terminal=torch.full((envs,), t + 1 == steps),
+            reset=reset,
+        )
+        assert step.hidden is not None
+        hidden = step.hidden

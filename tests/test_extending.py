@@ -20,9 +20,9 @@ SOURCE = Path(__file__).parents[1] / "src"
 @pytest.fixture(scope="module")
 def blocks() -> list[str]:
     """The Python blocks of the page: dataset, task, reward, sensor, training."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(found) == 5
-    return found
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 5
+    return blocks
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

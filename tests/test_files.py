@@ -99,6 +99,7 @@ def wrong(**changes: Any) -> dict[str, Any]:
         (wrong(parts={"\ud800": {"size": 1}}), ["not valid Unicode"]),
         (wrong(rest=10**20), ["64 bits"]),
         (wrong(parts={"a": {"size": 10**30}}), ["64 bits"]),
+        (wrong(rest=10**5000), ["a whole number of 16,610 bits does not fit into 64 bits"]),
         (b"", ["not valid JSON"]),
         (b"[1", ["not valid JSON"]),
         (b"\xff\xfe", ["not valid JSON"]),

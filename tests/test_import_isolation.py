@@ -49,7 +49,7 @@ class Imports(ast.NodeVisitor):
 
     def __init__(self, module: str, *, is_package: bool) -> None:
         self.package = module.split(".") if is_package else module.split(".")[:-1]
-        self.found: set[str] = set()
+        self.names: set[str] = set()
 
     def visit_If(self, node: ast.If) -> None:
         if ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -77,13 +77,13 @@ class Imports(ast.NodeVisitor):
 
     def add(self, name: str) -> None:
         if name.split(".")[0] == "esper":
-            self.found.add(name)
+            self.names.add(name)
 
 
 def imports_of(source: str, module: str, *, is_package: bool = False) -> set[str]:
     visitor = Imports(module, is_package=is_package)
     visitor.visit(ast.parse(source))
-    return visitor.found
+    return visitor.names
 
 
 def imports_in(path: Path) -> set[str]:
@@ -134,9 +134,9 @@ def test_modules_beside_the_packages_import_only_contracts_and_each_other() -> N
 @pytest.mark.parametrize("name", EXTRACTED)
 def test_extracted_modules_do_not_reach_up(name: str) -> None:
     path = SRC / "simic" / "training" / f"{name}.py"
-    found = imports_in(path)
-    assert not reaches(found, "esper.runtime")
-    assert not reaches(found, "esper.simic.training.vectorized")
+    imported = imports_in(path)
+    assert not reaches(imported, "esper.runtime")
+    assert not reaches(imported, "esper.simic.training.vectorized")
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,18 @@ def require_equal(origin: object, name: str, stored: object, ours: object) -> No
 
 def check_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
     """Names, shapes and types of stored tensors must be those of the targets."""
-    for name in sorted(targets.keys() - stored.keys()):
-        raise StructureError(f"{origin}: tensor {name!r} is missing from the file")
-    for name in sorted(stored.keys() - targets.keys()):
-        raise StructureError(f"{origin}: tensor {name!r} is in the file, but unknown here")
+    missing = sorted(targets.keys() - stored.keys())
+    unknown = sorted(stored.keys() - targets.keys())
+    if missing or unknown:
+        raise StructureError(f"{origin}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
     for name, target in targets.items():
-        require_equal(origin, f"shape of {name}", tuple(stored[name].shape), tuple(target.shape))
-        require_equal(origin, f"type of {name}", stored[name].dtype, target.dtype)
+        tensor = stored[name]
+        if tensor.shape != target.shape:
+            raise StructureError(
+                f"{origin}: {name} has shape {tuple(tensor.shape)}, wanted {tuple(target.shape)}"
+            )
+        if tensor.dtype != target.dtype:
+            raise StructureError(f"{origin}: {name} is {tensor.dtype}, wanted {target.dtype}")
 
 
 def load_tensors(origin: object, targets: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:

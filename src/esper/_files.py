@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from esper._text import printable, shorten
 from esper.leyline.errors import StructureError, allowed
 
 PARTIAL = ".partial"
@@ -103,7 +103,7 @@ def check_version(data: object, newest: int, origin: object) -> None:
     version = data.get("version", 1) if isinstance(data, Mapping) else 1
     if isinstance(version, int) and version > newest:
         raise StructureError(
-            f"{origin}: version is {reprlib.repr(version)}, written by a newer Esper; this one reads up to "
+            f"{origin}: version is {shorten(version)}, written by a newer Esper; this one reads up to "
             f"version {newest}"
         )
 
@@ -132,7 +132,7 @@ def _check_limits(data: object, origin: object) -> None:
         if isinstance(value, str):
             _check_text(value, origin)
         elif isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER:
-            raise StructureError(f"{origin}: integer {reprlib.repr(value)} does not fit into 64 bits")
+            raise StructureError(f"{origin}: {shorten(value)} does not fit into 64 bits")
         elif isinstance(value, Mapping):
             stack.extend((key, depth + 1) for key in value)
             stack.extend((item, depth + 1) for item in value.values())
@@ -144,7 +144,7 @@ def _check_text(text: str, origin: object) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise StructureError(f"{origin}: text {reprlib.repr(text)} is not valid Unicode") from None
+        raise StructureError(f"{origin}: text {shorten(text)} is not valid Unicode") from None
 
 
 _MESSAGE = re.compile(r"(?P<reason>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
@@ -173,24 +173,19 @@ def _explain(message: str, kind: Any, data: Any) -> str:
         return f"field {_place(path + '.' + missing[1])} is missing; {allowed(_field_names(hint))}"
     legal = _legal_values(hint)
     choice = "" if legal is None else f"; {allowed(legal)}"
-    return f"{_place(path)} is {_shorten(value)}: {reason[:1].lower() + reason[1:]}{choice}"
+    return f"{_place(path)} is {_as_json(value)}: {reason[:1].lower() + reason[1:]}{choice}"
 
 
 def _place(path: str) -> str:
-    return _printable(path.removeprefix(".")) or "the content"
-
-
-def _printable(text: str) -> str:
     """Keys come from the file: no escape sequence of theirs may reach a terminal."""
-    shown = text if text.isprintable() else repr(text)
+    shown = printable(path.removeprefix(".")) or "the content"
     return shown if len(shown) <= 200 else f"{shown[:200]}…"
 
 
-def _shorten(value: object) -> str:
-    """A repr of bounded length and depth."""
+def _as_json(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return reprlib.repr(value)
+    return shorten(value)
 
 
 def _members(hint: Any) -> Iterator[Any]:

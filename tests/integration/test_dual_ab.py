@@ -83,7 +83,7 @@ def test_the_rounds_of_one_policy_are_no_independent_evidence() -> None:
         for n in (4, 64)
     )
     assert width(many) == pytest.approx(width(few), rel=0.05)
-    assert "not the luck of training" in many.covers
+    assert "not those between training runs" in many.covers
 
 
 def test_twins_are_resampled_together() -> None:
@@ -100,8 +100,8 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(200):
-        found = estimate(rng.normal(0.3, 1.0, 40))
-        covered += found.low <= 0.3 <= found.high
+        interval = estimate(rng.normal(0.3, 1.0, 40))
+        covered += interval.low <= 0.3 <= interval.high
     assert 180 <= covered <= 199
 
 

@@ -67,7 +67,7 @@ def test_optimizers_hold_exactly_the_live_seeds_at_every_step(watch, task) -> No
 
 
 def test_a_round_begins_with_optimizers_that_remember_nothing(watch, monkeypatch) -> None:
-    found = []
+    clean = []
     begin = vectorized.VectorEnv.begin_round
 
     def look(env, episode):
@@ -75,11 +75,11 @@ def test_a_round_begins_with_optimizers_that_remember_nothing(watch, monkeypatch
         for group in env.groups:
             for member in group.envs:
                 state = group.optimizer.row_state(member.row)
-                found.append(
+                clean.append(
                     all((t == 0).all() for name, t in state.items() if not name.startswith("rates."))
                 )
                 assert not member.model.reports()
 
     monkeypatch.setattr(vectorized.VectorEnv, "begin_round", look)
     train_ppo_vectorized(**{**SMALL, "policy": "random"})
-    assert found == [True] * SMALL["rounds"] * SMALL["envs"]
+    assert clean == [True] * SMALL["rounds"] * SMALL["envs"]

@@ -15,22 +15,22 @@ STORED = Path(__file__).parents[2] / "docs" / "baseline.json"
 
 
 @pytest.fixture(scope="module")
-def found():
+def measured():
     return measure(["digits_baseline"])[0]
 
 
-def test_the_short_run_does_what_it_did(found) -> None:
-    assert compare(orjson.loads(STORED.read_bytes()), found) == []
+def test_the_short_run_does_what_it_did(measured) -> None:
+    assert compare(orjson.loads(STORED.read_bytes()), measured) == []
 
 
 def test_the_stored_baseline_has_every_run() -> None:
     assert set(orjson.loads(STORED.read_bytes())["runs"]) == set(RUNS)
 
 
-def test_counts_follow_from_the_size_of_the_run(found) -> None:
+def test_counts_follow_from_the_size_of_the_run(measured) -> None:
     fields = RUNS["digits_baseline"]
     _, history = train_ppo_vectorized(**fields)
-    events = found["runs"]["digits_baseline"]["events"]
+    events = measured["runs"]["digits_baseline"]["events"]
     steps = fields["rounds"] * fields["envs"] * fields["episode_length"]
     assert {events[kind] for kind in ("last_action", "reward_summary", "throughput")} == {steps}
     assert events["batch_completed"] == len(history) == fields["rounds"]
@@ -38,28 +38,28 @@ def test_counts_follow_from_the_size_of_the_run(found) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["events", "losses", "imports"])
-def test_a_change_is_noticed(found, spoil) -> None:
-    changed = copy.deepcopy(found)
+def test_a_change_is_noticed(measured, spoil) -> None:
+    changed = copy.deepcopy(measured)
     if spoil == "events":
         changed["runs"]["digits_baseline"]["events"]["ppo_update"] += 1
     elif spoil == "losses":
         changed["runs"]["digits_baseline"]["losses"][7] += 0.01
     else:
         changed["imports"]["leyline"] = [*changed["imports"]["leyline"], "simic"]
-    (difference,) = compare(found, changed)
+    (difference,) = compare(measured, changed)
     assert {"events": "ppo_update", "losses": "step 7", "imports": "leyline imports simic"}[
         spoil
     ] in difference
 
 
-def test_another_torch_is_held_to_what_does_not_depend_on_rounding(found) -> None:
-    changed = copy.deepcopy(found)
+def test_another_torch_is_held_to_what_does_not_depend_on_rounding(measured) -> None:
+    changed = copy.deepcopy(measured)
     changed["torch"] = "another"
     changed["runs"]["digits_baseline"]["events"]["seed_lifecycle"] += 3
     changed["runs"]["digits_baseline"]["losses"][3] += 5e-4
-    assert compare(found, changed) == []
+    assert compare(measured, changed) == []
     changed["runs"]["digits_baseline"]["losses"][3] += 1e-2
-    assert len(compare(found, changed)) == 1
+    assert len(compare(measured, changed)) == 1
     assert "seed_lifecycle" not in FREE_OF_LIFECYCLE
 
 

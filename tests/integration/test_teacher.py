@@ -33,14 +33,14 @@ def schedules(tmp_path):
             ScheduleResult(schedule=p, objective=0.5, gain=0.1, networks=1, env_steps=1) for p in (plan, ())
         )
         path = tmp_path / "schedule.json"
-        found = Schedules(
+        stored = Schedules(
             task=task,
             root_seed=0,
             candidates=1,
             best=best,
             by_pattern={pattern: best if any(pattern) else nothing for pattern in patterns},
         )
-        save_schedules(path, found, get_task_spec(task).slots, "")
+        save_schedules(path, stored, get_task_spec(task).slots, "")
         return str(path)
 
     return write
@@ -178,10 +178,18 @@ def test_the_heuristic_of_a_run_and_of_its_teacher_is_the_one_that_prove_plays()
     assert proven != HeuristicConfig(), "tuned thresholds ship for this task"
     alone = TrainingConfig(task="digits_shift", policy="heuristic", envs=2)
     taught = TrainingConfig(task="digits_shift", teacher="heuristic", teacher_rounds=1, envs=2)
-    assert (
-        vectorized.build_policy(alone, task).config == vectorized.build_teacher(taught, task).config == proven
-    )
-    changed = alone.replace(heuristic={"max_rank": 0.9})
-    assert vectorized.build_policy(changed, task).config == replace(proven, max_rank=0.9)
-    other = replace(task, name="without_tuned_thresholds")
-    assert vectorized.build_policy(alone, other).config == HeuristicConfig()
+    assert vectorized.build_policy(alone).config == proven
+    assert vectorized.build_teacher(taught, task).config == proven
+    other = alone.replace(task="digits_shift:base=8", heuristic={})
+    assert vectorized.build_policy(other).config == HeuristicConfig()
+
+
+def test_a_threshold_that_is_given_counts_even_if_it_is_the_default():
+    tuned = TrainingConfig(task="digits_shift").heuristic
+    default = HeuristicConfig().max_rank
+    assert tuned.max_rank != default
+    given = TrainingConfig(task="digits_shift", policy="heuristic", heuristic={"max_rank": default})
+    assert vectorized.build_policy(given).config == replace(tuned, max_rank=default)
+    assert TrainingConfig.from_json(given.to_json()).replace(rounds=3).heuristic == given.heuristic
+    whole = TrainingConfig(task="digits_shift", heuristic=HeuristicConfig())
+    assert whole.heuristic == HeuristicConfig()

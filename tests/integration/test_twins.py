@@ -13,12 +13,12 @@ SHIFT = {"task": "digits_shift", "envs": 6, "rounds": 1, "population": 24}
 
 
 def by_env(directory) -> dict[int, list[tuple[float, ...]]]:
-    found: dict[int, list[tuple[float, ...]]] = {}
+    by_env: dict[int, list[tuple[float, ...]]] = {}
     for row in rows(directory, "steps"):
-        found.setdefault(row["env_id"], []).append(
+        by_env.setdefault(row["env_id"], []).append(
             tuple(v for k, v in row.items() if k not in ("env_id", "seq", "device"))
         )
-    return found
+    return by_env
 
 
 def test_twins_live_the_same_life_until_they_decide(tmp_path) -> None:
@@ -46,14 +46,14 @@ def test_what_twins_share_is_taken_out() -> None:
     """Against a plain loop, undecided steps included."""
     generator = torch.Generator().manual_seed(0)
     advantages, where = torch.randn(6, 4, generator=generator), torch.rand(6, 4, generator=generator) < 0.7
-    found = subtract_twin_baseline(advantages, where, 3)
+    relative = subtract_twin_baseline(advantages, where, 3)
     for i in range(6):
         for t in range(4):
             others = [
                 advantages[j, t].item() for j in range(6) if j // 3 == i // 3 and j != i and where[j, t]
             ]
             wanted = advantages[i, t].item() - (sum(others) / len(others) if others else 0.0)
-            assert found[i, t].item() == pytest.approx(wanted, abs=1e-6)
+            assert relative[i, t].item() == pytest.approx(wanted, abs=1e-6)
     assert torch.equal(subtract_twin_baseline(advantages, where, 1), advantages)
     same = torch.ones(2, 4)
     assert torch.equal(subtract_twin_baseline(same * 5, same > 0, 2), same * 0)

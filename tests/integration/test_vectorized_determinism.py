@@ -145,16 +145,18 @@ def test_a_run_goes_on_beyond_its_end(tmp_path) -> None:
 
 def test_one_env_does_not_depend_on_how_many_there_are(tmp_path) -> None:
     """Before the first update, when all policies are still the same one."""
-    found = {}
+    first_env = {}
     for envs in (1, 4, 16):
         train(
             tmp_path / f"{envs}",
             **{**eventful(rollout_length=None), "envs": envs, "rounds": 1, "population": 8},
         )
         steps = rows(tmp_path / f"{envs}", "steps")
-        found[envs] = [{k: v for k, v in row.items() if k != "seq"} for row in steps if row["env_id"] == 0]
-    assert found[1] == found[4] == found[16]
-    assert any(row["op"] == "GERMINATE" for row in found[1])
+        first_env[envs] = [
+            {k: v for k, v in row.items() if k != "seq"} for row in steps if row["env_id"] == 0
+        ]
+    assert first_env[1] == first_env[4] == first_env[16]
+    assert any(row["op"] == "GERMINATE" for row in first_env[1])
 
 
 def test_what_is_recorded_changes_nothing(tmp_path) -> None:

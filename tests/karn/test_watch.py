@@ -171,4 +171,4 @@ def test_without_textual_the_extra_is_named(
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True)
     assert main(["watch", str(run_path)]) == 2
-    assert "esper-grow[watch]" in capsys.readouterr().err
+    assert "pip install textual" in capsys.readouterr().err

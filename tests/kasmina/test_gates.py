@@ -39,7 +39,7 @@ def seed(
     mode: AlphaMode = AlphaMode.HOLD,
     **metrics: Any,
 ) -> Seed:
-    made = Seed(
+    planted = Seed(
         seed_id=seed_id,
         init_seed=0,
         blueprint_id=blueprint_id,
@@ -50,8 +50,8 @@ def seed(
         stage=stage,
         metrics=SeedMetrics(**metrics),
     )
-    made.alpha.alpha, made.alpha.target, made.alpha.mode = alpha, target, mode
-    return made
+    planted.alpha.alpha, planted.alpha.target, planted.alpha.mode = alpha, target, mode
+    return planted
 
 
 def failures(
@@ -98,13 +98,13 @@ G2_TABLE = [
 ]
 
 
-def near(found: list[Any], wanted: list[Any]) -> bool:
+def near(actual: list[Any], wanted: list[Any]) -> bool:
     """Reasons and limits equal, values up to rounding; a wanted None also stands for NaN."""
-    return [(reason, limit) for reason, _, limit in found] == [
+    return [(reason, limit) for reason, _, limit in actual] == [
         (reason, limit) for reason, _, limit in wanted
     ] and all(
         (w is None and (f is None or math.isnan(f))) or (w is not None and f == pytest.approx(w))
-        for (_, f, _), (_, w, _) in zip(found, wanted, strict=True)
+        for (_, f, _), (_, w, _) in zip(actual, wanted, strict=True)
     )
 
 

@@ -47,12 +47,8 @@ class PlainAttention(nn.Module):
 
     def __init__(self, source: Attention, row: int) -> None:
         super().__init__()
-        self.qkv, self.proj, self.heads, self.distance = (
-            source.qkv.plain(row),
-            source.proj.plain(row),
-            source.heads,
-            source.distance_bias,
-        )
+        self.qkv, self.proj = source.qkv.plain(row), source.proj.plain(row)
+        self.heads, self.distance = source.heads, source.distance_bias
 
     def forward(self, x: Tensor) -> Tensor:
         tokens, width = x.shape[1], x.shape[2] // self.heads
@@ -334,13 +330,58 @@ def test_batch_norm_uses_its_record_only_in_eval():
         assert close(out, expected.detach())
 
 
-@every_case
+def trace_of(case: Case, layer: nn.Module, x: Tensor, *, autocast: bool = False) -> dict[str, Tensor]:
+    """Output and gradients of one pass over fused lanes."""
+    x = x.detach()  # not a clone, which would settle the memory order
+    x.requires_grad_(x.is_floating_point())
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        out = layer(x, Lanes(P, Mode.TRAIN))
+    outputs = split(case, out, P)
+    torch.stack([(o * cotangent(o, i)).sum() for i, o in enumerate(outputs)]).sum().backward()
+    trace = {"output": out.detach()} | {name: p.grad.clone() for name, p in layer.named_parameters()}
+    if x.grad is not None:
+        trace["input"] = x.grad
+    return trace
+
+
+IMAGE_CASES = {name: case for name, case in (CASES | ODD).items() if case.image}
+
+
+@pytest.mark.parametrize("case", IMAGE_CASES.values(), ids=IMAGE_CASES)
+@pytest.mark.parametrize("order", ["contiguous", "strided"])
+def test_images_in_another_memory_order_give_the_same_values(case, order):
+    x = join(case, case.inputs(P))
+    expected = trace_of(case, build(case), x)
+    moved = x.contiguous() if order == "contiguous" else x.repeat_interleave(2, 1)[:, ::2]
+    assert moved.stride() != x.stride()
+    trace = trace_of(case, build(case), moved)
+    assert trace.keys() == expected.keys()
+    for name, tensor in trace.items():
+        assert close(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("case", (CASES | ODD).values(), ids=CASES | ODD)
+def test_autocast_stays_near_full_precision_and_keeps_gradients_in_it(case):
+    x = join(case, case.inputs(P))
+    x = x.float() if x.is_floating_point() else x
+    expected = trace_of(case, build(case).float(), x)
+    trace = trace_of(case, build(case).float(), x, autocast=True)
+    assert trace.keys() == expected.keys()
+    for name, tensor in trace.items():
+        error = (tensor.float() - expected[name]).norm() / expected[name].norm()
+        assert error < 0.05, name
+        assert name == "output" or tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("case", (CASES | ODD).values(), ids=CASES | ODD)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("where", ["weights", "input"])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_poisoned_row_touches_no_other(case, dtype, where, poison):
     if where == "input" and case.tokens:
         pytest.skip("tokens are whole numbers")
+    if where == "weights" and not any(True for _ in build(case).parameters()):
+        pytest.skip("has no weights")
     sick = 3
     results = []
     for poisoned in (False, True):

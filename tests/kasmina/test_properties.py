@@ -90,7 +90,7 @@ class Op:
 
     name: str
     where: int = 0  # picks slot and row
-    what: int = 0  # picks the blueprint
+    blueprint: int = 0  # modulo the number of blueprints
     algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD
     target: float = 1.0
     steps: int = 1
@@ -159,7 +159,7 @@ class World:
             names = [*blueprints(self.model.host.topology), "noop"]
             return self.model.germinate(
                 slot_id,
-                names[op.what % len(names)],
+                names[op.blueprint % len(names)],
                 row=row,
                 algorithm=op.algorithm,
                 tempo_epochs=max(op.steps, 1),
@@ -209,15 +209,15 @@ def world(topology: Any, population: int, start: list[SeedStage | None], **optio
 
 def live(model: MorphogeneticModel) -> dict[str, set[int]]:
     """Bank → rows with weights in it, from the seeds alone."""
-    found: dict[str, set[int]] = {}
+    rows_of: dict[str, set[int]] = {}
     for slot_id in SLOTS:
         for row in range(model.population):
             seed = model.seed_in(slot_id, row)
             if seed is not None and seed.stage in LIVE_STAGES | {SeedStage.FOSSILIZED}:
-                found.setdefault(f"{slot_id}.{seed.blueprint_id}", set()).add(row)
+                rows_of.setdefault(f"{slot_id}.{seed.blueprint_id}", set()).add(row)
                 if seed.algorithm is AlphaAlgorithm.GATE:
-                    found.setdefault(f"{slot_id}.{GATE_BANK}", set()).add(row)
-    return found
+                    rows_of.setdefault(f"{slot_id}.{GATE_BANK}", set()).add(row)
+    return rows_of
 
 
 def check_structure(model: MorphogeneticModel) -> None:
@@ -447,11 +447,11 @@ def test_the_host_never_feels_an_incubating_seed(
     models = [make(topology, population, incubation=incubation) for _ in range(2)]
     first, second, *_ = models[0].seed_slots
     for model in models:
-        for row, what, algorithm in {plant[0] % population: plant for plant in blended}.values():
+        for row, blueprint, algorithm in {plant[0] % population: plant for plant in blended}.values():
             bring(
                 model,
                 second,
-                names[what % len(names)],
+                names[blueprint % len(names)],
                 SeedStage.HOLDING,
                 row=row % population,
                 algorithm=algorithm,
@@ -460,10 +460,10 @@ def test_the_host_never_feels_an_incubating_seed(
             )
     plain, sown = models
     seeds = {}
-    for i, (row, what, algorithm) in enumerate(incubating):
+    for i, (row, blueprint, algorithm) in enumerate(incubating):
         slot_id = (first, *list(sown.seed_slots)[2:])[i % (len(sown.seed_slots) - 1)]
         if (slot_id, row % population) not in seeds:
-            seeds[slot_id, row % population] = names[what % len(names)]
+            seeds[slot_id, row % population] = names[blueprint % len(names)]
             bring(
                 sown,
                 slot_id,

@@ -295,7 +295,7 @@ SCHEDULE_FIELDS = (
     *("", "kind", "task", "root_seed", "candidates", "best", "best.schedule", "best.objective"),
     *("best.seeds", "by_pattern"),
 )
-GROWN_FIELDS = ("", "task", "policy", "root_seed", "seed")
+GROWN_FIELDS = ("", "task", "policy", "root_seed", "network")
 
 
 def spoilt_cases() -> Iterator[Case]:
@@ -340,7 +340,7 @@ def fits(field: str, value: Any) -> bool:
     right: dict[str, list[Any]] = {
         "policy": ["x"],
         "root_seed": [-1],
-        "seed": [-1],
+        "network": [-1],
         "progress.history": [[]],
         "best.objective": [-1, 1.5],
         "best.seeds": [-1],
@@ -438,8 +438,8 @@ OTHERS: dict[str, tuple[list[str], str]] = {
         "seed",
     ),
     "prove policy": (["prove", "--task", "digits_shift", "--policy", "nope"], "nope"),
-    "prove seeds": (["prove", "--task", "digits_shift", "--seeds", "0"], "seeds"),
-    "prove many seeds": (["prove", "--task", "digits_shift", "--seeds", "9" * 25], "seeds"),
+    "prove networks": (["prove", "--task", "digits_shift", "--networks", "0"], "networks"),
+    "prove many networks": (["prove", "--task", "digits_shift", "--networks", "9" * 25], "networks"),
     "prove schedule": (["prove", "--task", "digits_shift", "--schedule", "nowhere"], "nowhere"),
     "watch env": (["watch", "RUN", "--env", "99"], "99"),
     "watch round": (["watch", "RUN", "--round", "99"], "99"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.runtime.data import load_dataset
+from esper.runtime.data import datasets, load_dataset
 from esper.scripts.data import main
 
 
@@ -49,6 +49,21 @@ def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "not downloaded" in lines["cifar10"]
     assert "ready" in lines["tinystories"]
     assert str(tmp_path) in lines["data"]
+
+
+def test_list_shows_registered_datasets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(datasets, "_REGISTERED", {})
+    (tmp_path / "my_dataset.py").write_text(
+        "from esper.runtime import register_dataset\nregister_dataset('rings', lambda: {}, classes=4)\n"
+    )
+    assert main(["list", "--root", str(tmp_path)]) == 0
+    assert "rings" not in capsys.readouterr().out
+    assert main(["list", "--import", "my_dataset", "--root", str(tmp_path)]) == 0
+    assert "rings" in capsys.readouterr().out
 
 
 def test_runs_as_a_module(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_everything_is_written(proof):
     assert sorted(path.name for path in (root / "one").iterdir()) == ["proof.json", "report.html"]
     found = orjson.loads((root / "one" / "proof.json").read_bytes())
     assert sorted(found["cohorts"]) == sorted(COHORTS)
+    assert found["version"] == 1
     assert found["task"] == SHIFT
     assert [other["task"] for other in found["transfer"]] == [SCALE]
     assert list(found["transfer"][0]["cohorts"]) == ["static", "random", "heuristic", "learned"]
@@ -217,13 +218,13 @@ def test_help_has_each_argument_once(command, capsys):
     wanted = {
         "prove": ["--task", "--policy", "--networks", "--first-network", "--first-seed", "--transfer"],
         "grow": ["--task", "--policy", "--out", "--network", "--seed", "--sample"],
-        "eval": ["PATH"],
+        "eval": ["DIR"],
     }[command]
     described = text.split("options", 1)[1] if command != "eval" else text
     for flag in wanted:
         assert len(re.findall(rf"(?<![\w-]){flag}(?![\w-])", described)) >= 1, flag
     assert "Args:" not in text
-    assert text.count("A task, or one with other sizes") <= 1
+    assert text.count("optionally with other sizes") == (command != "eval")
     assert "--import MODULE" in text
 
 

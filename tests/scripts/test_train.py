@@ -228,7 +228,7 @@ def test_reward_modes_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     rows = [re.split(r" *│ *", line)[1:3] for line in out.splitlines() if line.startswith("│")]
     assert [name for name, _ in rows] == ["shaped", "sparse", "shaped − sparse"]
-    assert "not the luck of training" in " ".join(out.split())
+    assert "not those between training runs" in " ".join(out.split())
     shaped, sparse, difference = (float(figure.split()[0]) for _, figure in rows)
     assert difference == pytest.approx(shaped - sparse, abs=2e-4)
     assert [RunDirectory.open(tmp_path / mode).config["reward"]["mode"] for mode in ("shaped", "sparse")] == [
@@ -264,7 +264,7 @@ def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "stopping after this epoch" in errors
-    again = re.search(r"to go on: python -m esper.scripts.train (.*)", output)
+    again = re.search(r"to resume: python -m esper.scripts.train (.*)", output)
     assert again is not None, output
     rounds = len(played(tmp_path / "my run")) + 1
     done = train(*shlex.split(again[1]), "--rounds", str(rounds), cwd=tmp_path)
@@ -288,7 +288,7 @@ def test_a_stopped_run_that_records_nothing_says_so(tmp_path: Path) -> None:
             break
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert "cannot be continued, because nothing was recorded" in output
+    assert "cannot be resumed, because nothing was recorded" in output
     assert list(tmp_path.iterdir()) == []
 
 

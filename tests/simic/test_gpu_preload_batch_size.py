@@ -15,16 +15,16 @@ from run_helpers import SMALL
 
 @pytest.fixture
 def shapes(monkeypatch):
-    found: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     class Batches(SharedBatchIterator):
         def __iter__(self):
             for batches in super().__iter__():
-                found.extend(tuple(batch.y.shape) for batch in batches)
+                shapes.extend(tuple(batch.y.shape) for batch in batches)
                 yield batches
 
     monkeypatch.setattr(vectorized, "SharedBatchIterator", Batches)
-    return found
+    return shapes
 
 
 @pytest.mark.parametrize("batch_size", [4, 16, None])

@@ -47,12 +47,12 @@ def test_rewards_are_divided_by_the_scale_of_the_rounds_before(tmp_path, monkeyp
 def test_a_resumed_run_goes_on_with_the_stored_scale(tmp_path, monkeypatch) -> None:
     train(tmp_path / "run", rounds=1)
     stored = last_checkpoint(tmp_path / "run")[1]["normalizer"]
-    made: list[RewardNormalizer] = []
+    normalizers: list[RewardNormalizer] = []
 
     class Normalizer(RewardNormalizer):
         def __init__(self) -> None:
             super().__init__()
-            made.append(self)
+            normalizers.append(self)
             self.loaded = None
 
         def load_state_dict(self, state) -> None:
@@ -61,8 +61,8 @@ def test_a_resumed_run_goes_on_with_the_stored_scale(tmp_path, monkeypatch) -> N
 
     monkeypatch.setattr(vectorized, "RewardNormalizer", Normalizer)
     train_ppo_vectorized(**SMALL, telemetry_dir=str(tmp_path / "run"), resume="auto")
-    assert made[0].loaded == stored
-    assert made[0].count == 2 * stored["count"]
+    assert normalizers[0].loaded == stored
+    assert normalizers[0].count == 2 * stored["count"]
 
 
 def test_without_normalisation_rewards_are_stored_as_they_are(tmp_path, monkeypatch) -> None:

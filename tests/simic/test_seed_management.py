@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from esper.kasmina import CNNHost, MorphogeneticModel, PopulationOptimizer
 from esper.leyline import (
-    ActionMasks,
     EsperError,
     Pacing,
-    PolicyObservation,
     SeedStage,
     SlotConfig,
     SlotIdError,
-    head_sizes,
 )
 from esper.simic.agent.normalization import RunningMeanStd
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -31,8 +28,9 @@ from esper.simic.seed_management import (
     run_ppo_updates,
 )
 from esper.tamiyo.network import TamiyoNetwork
-from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
+from esper.tamiyo.policy import RecurrentPolicy
 from helpers import make
+from run_helpers import play_rollout
 
 
 def test_a_seed_goes_through_all_its_stages() -> None:
@@ -127,30 +125,8 @@ def agent_with_rollout(bf16: bool = False) -> PPOAgent:
         num_slots=1,
         seed=0,
     )
-    play(agent)
+    play_rollout(agent)
     return agent
-
-
-def play(agent: PPOAgent) -> None:
-    _, *parameters, ops = head_sizes(1)
-    masks = ActionMasks(
-        torch.ones(ENVS, ops, dtype=torch.bool),
-        torch.ones(ENVS, ops, 1, dtype=torch.bool),
-        *(torch.ones(ENVS, n, dtype=torch.bool) for n in parameters),
-    )
-    obs = PolicyObservation(torch.ones(ENVS, 2), torch.zeros(ENVS, 1, 2), torch.full((ENVS, 1), -1))
-    hidden = agent.initial_hidden()
-    agent.begin_rollout(hidden)
-    uniforms = action_uniforms(0, 0, range(ENVS), STEPS)
-    for t in range(STEPS):
-        reset = torch.full((ENVS,), t == 0)
-        step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
-        reward = torch.rand(ENVS, generator=torch.Generator().manual_seed(t))
-        agent.record(
-            obs, masks, step, reward=reward, terminal=torch.full((ENVS,), t + 1 == STEPS), reset=reset
-        )
-        assert step.hidden is not None
-        hidden = step.hidden
 
 
 def weights(agent: PPOAgent) -> torch.Tensor:
@@ -180,7 +156,7 @@ def test_several_updates_learn_from_the_same_rollout() -> None:
     assert merged.update == ours.updates == 3
     assert merged.approx_kl_max == max(m.approx_kl_max for m in single)
     assert ours.buffer.length == 0
-    play(ours)
+    play_rollout(ours)
     ours.update()
 
 

@@ -122,19 +122,19 @@ def test_cnn_against_a_zero_convolution_in_a_plain_network(population: int, grow
     x, y = population_batch(model, 1)
     rows = [(PlainCNN(model, row), *network_batch(model, 1000 + row)) for row in range(population)]
     host_norm = torch.stack([network.host_norm(xs, ys) for network, xs, ys in rows])
-    found = measure_growth(model, x, y, host_norm)
-    assert found.tap_ratio is not None
-    assert {name: values.shape for name, values in found.named().items()} == dict.fromkeys(
+    measured = measure_growth(model, x, y, host_norm)
+    assert measured.tap_ratio is not None
+    assert {name: values.shape for name, values in measured.named().items()} == dict.fromkeys(
         SENSORS, (population, 6)
     )
     for row, (network, xs, ys) in enumerate(rows):
         rms = host_norm[row] / model.host_params**0.5
         for i, slot_id in enumerate(model.slot_config.slot_ids):
             norm, score, ratio = network.sense(xs, ys, slot_id, model.slot(slot_id).channels, rms)
-            assert close(found.boundary_norm[row, i], norm)
-            assert close(found.growth_score[row, i], score)
+            assert close(measured.boundary_norm[row, i], norm)
+            assert close(measured.growth_score[row, i], score)
             # Where a map has one pixel only the centre sees it, and rounding leaves a ratio of about 0.
-            assert torch.allclose(found.tap_ratio[row, i], ratio, rtol=1e-9, atol=1e-7)
+            assert torch.allclose(measured.tap_ratio[row, i], ratio, rtol=1e-9, atol=1e-7)
 
 
 @pytest.mark.parametrize("size", [8, 16])
@@ -156,8 +156,8 @@ def test_mlp_against_a_zero_linear_layer_in_a_plain_network() -> None:
     assert isinstance(host, MLPHost)
     x, y = population_batch(model, 2)
     host_norm = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
-    found = measure_growth(model, x, y, host_norm)
-    assert found.tap_ratio is None
+    measured = measure_growth(model, x, y, host_norm)
+    assert measured.tap_ratio is None
     for row in range(8):
         layers, head = [plain(layer, row) for layer in host.layers], plain(host.head, row)
         for probed in range(len(layers)):
@@ -172,8 +172,8 @@ def test_mlp_against_a_zero_linear_layer_in_a_plain_network() -> None:
                 F.cross_entropy(head(h), y[row]), [zero.weight, boundary]
             )
             score = weight.norm() / (8 * host_norm[row] / model.host_params**0.5)
-            assert close(found.boundary_norm[row, probed], at_boundary.norm())
-            assert close(found.growth_score[row, probed], score)
+            assert close(measured.boundary_norm[row, probed], at_boundary.norm())
+            assert close(measured.growth_score[row, probed], score)
 
 
 def test_transformer_against_an_inserted_zero_layer() -> None:
@@ -188,9 +188,9 @@ def test_transformer_against_an_inserted_zero_layer() -> None:
     ).outputs
     loss = F.cross_entropy(outputs.flatten(0, 2), y.flatten(), reduction="none").view(8, -1).mean(1).sum()
     weights = torch.autograd.grad(loss, list(zeros.values()))
-    found = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64))
+    measured = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64))
     for i, weight in enumerate(weights):
-        assert close(found.growth_score[:, i], weight.flatten(1).norm(dim=1) / 8 * model.host_params**0.5)
+        assert close(measured.growth_score[:, i], weight.flatten(1).norm(dim=1) / 8 * model.host_params**0.5)
 
 
 def grown(
@@ -242,14 +242,14 @@ def test_feature_rank_against_the_eigenvalues_of_the_covariance(topology: Topolo
         return after
 
     model.losses(x, y, probe=keep)
-    found = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64)).feature_rank
+    ranks = measure_growth(model, x, y, torch.ones(8, dtype=torch.float64)).feature_rank
     for i, slot_id in enumerate(model.slot_config.slot_ids):
         for row in range(8):
             h = features[slot_id]
             samples = h.unflatten(1, (8, -1))[:, row].movedim(1, -1) if topology == "cnn" else h[row]
             samples = samples.flatten(0, -2)
             spectrum = torch.linalg.eigvalsh(torch.cov(samples.T)).clamp(min=0)
-            assert close(found[row, i], spectrum.sum() ** 2 / spectrum.square().sum() / samples.shape[1])
+            assert close(ranks[row, i], spectrum.sum() ** 2 / spectrum.square().sum() / samples.shape[1])
 
 
 def test_feature_rank_tells_copies_from_independent_channels() -> None:
@@ -264,13 +264,13 @@ def test_feature_rank_tells_copies_from_independent_channels() -> None:
 
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
 def test_a_row_is_measured_alike_in_any_population(topology: Topology) -> None:
-    found = {}
+    by_population = {}
     for population in (8, 16, 64):
         model = make(topology, population, random_seeds=list(range(population)))
         x, y = population_batch(model, 1)
-        found[population] = stacked(measure_growth(model, x, y, torch.ones(population)))[:, :8]
-    assert same_bits(found[8], found[16])
-    assert same_bits(found[8], found[64])
+        by_population[population] = stacked(measure_growth(model, x, y, torch.ones(population)))[:, :8]
+    assert same_bits(by_population[8], by_population[16])
+    assert same_bits(by_population[8], by_population[64])
 
 
 def test_reading_before_backward_says_what_to_do() -> None:

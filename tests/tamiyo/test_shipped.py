@@ -125,7 +125,7 @@ def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
         (with_schema(hidden="16"), "schema.hidden is '16'"),
         (with_schema(hidden=0), "schema.hidden is 0"),
         (with_schema(hidden=10**11), "schema.hidden is 100000000000"),
-        (with_schema(hidden=2**20), "shape of .* in the file and .* here"),
+        (with_schema(hidden=2**20), r"has shape \(.*\), wanted \(.*\)"),
         (with_schema(more=1), "field schema.more is unknown"),
         (lambda meta: {"kind": "run"}, "field agent is missing"),
         (lambda meta: {"kind": "run", "agent": [1]}, r"field agent: the content is \[1\]"),

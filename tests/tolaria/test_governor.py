@@ -59,10 +59,10 @@ class Journal:
 
 
 def governor(history: Sequence[float] = (), **config: Any) -> TolariaGovernor:
-    made = TolariaGovernor(Journal(), GovernorConfig(**config), CHANCE)
+    watch = TolariaGovernor(Journal(), GovernorConfig(**config), CHANCE)
     for loss in history:
-        assert made.check_vital_signs(loss) is None
-    return made
+        assert watch.check_vital_signs(loss) is None
+    return watch
 
 
 # -- vital signs ---------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""One run as one HTML page that needs no network: every metric of the registry, as charts, tables and text.
+"""One run as one HTML page that loads nothing from elsewhere: every metric of the registry, as charts, tables
+and text.
 
 Rounds are recorded from 0 and shown from 1: queries select `round_idx + 1 AS round`.
 """

@@ -131,7 +131,7 @@ def headline(run: RunSummary) -> Text:
     text.append("█" * filled + "░" * (30 - filled), style)
     text.append(
         f" {run.rounds_done} of {number(run.rounds)} rounds, J {number(run.objective)} "
-        f"(best {number(run.best)}), {duration(run.seconds)} so far"
+        f"(best {number(run.best)}), time {duration(run.seconds)}"
     )
     if run.status == "running":
         if run.seconds_left is not None:

@@ -83,7 +83,7 @@ def _points(
 
 
 def _tensorboard(_views: Views, out: Path, series: Iterable[Point]) -> None:
-    writer = _load("tensorboard.summary.writer.event_file_writer", "track")
+    writer = _load("tensorboard.summary.writer.event_file_writer")
     event = import_module("tensorboard.compat.proto.event_pb2")
     summary = import_module("tensorboard.compat.proto.summary_pb2")
     out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _tensorboard(_views: Views, out: Path, series: Iterable[Point]) -> None:
 
 
 def _wandb(views: Views, out: Path, series: Iterable[Point]) -> None:
-    wandb = _load("wandb", None)
+    wandb = _load("wandb")
     out.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project="esper",
@@ -144,10 +144,9 @@ def sync_run(views: Views, tracker: str, out: Path | None = None) -> tuple[Path,
     return out, sum(len(point.values) for point in series)
 
 
-def _load(module: str, extra: str | None) -> Any:
+def _load(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
         package = module.split(".")[0]
-        install = f"pip install 'esper-grow[{extra}]'" if extra else f"pip install {package}"
-        raise EsperError(f"{package} is not installed ({error}); to get it: {install}") from error
+        raise EsperError(f"{package} is not installed ({error}); to get it: pip install {package}") from error

@@ -199,13 +199,8 @@ class GPTHost(Host):
                 f"GPT host: layers {layers} must be a multiple of segments {segments}, "
                 f"features {features} of heads {heads}"
             )
-        self.vocabulary, self.features, self.heads, self.context, self.segments = (
-            vocabulary,
-            features,
-            heads,
-            context,
-            segments,
-        )
+        self.vocabulary, self.context = vocabulary, context
+        self.features, self.heads, self.segments = features, heads, segments
         self.tokens = Embedding(population, vocabulary, features)
         self.positions = Embedding(population, context, features)
         # Each residual branch starts smaller, so that their sum over the depth starts at unit scale.

@@ -259,9 +259,8 @@ class CrippledConv2d(Conv2d):
         self.crippled = not bool(self.taps.all())
 
     def _kernels(self, lanes: Lanes) -> Tensor:
-        return (
-            pick(self.weight, lanes) * pick(self.taps, lanes) if self.crippled else pick(self.weight, lanes)
-        )
+        kernels = pick(self.weight, lanes)
+        return kernels * pick(self.taps, lanes) if self.crippled else kernels
 
     def plain(self, row: int) -> nn.Module:
         layer = super().plain(row)
@@ -397,10 +396,8 @@ class Embedding(PopulationLayer):
 
     def forward(self, tokens: Tensor, lanes: Lanes) -> Tensor:
         weight = pick(self.weight, lanes)
-        offset = (
-            torch.arange(lanes.count, device=tokens.device).view(-1, *(1,) * (tokens.dim() - 1))
-            * self.vocabulary
-        )
+        first = torch.arange(lanes.count, device=tokens.device) * self.vocabulary
+        offset = first.view(-1, *(1,) * (tokens.dim() - 1))
         return F.embedding(tokens + offset, weight.flatten(0, 1))
 
     def attend(self, x: Tensor, lanes: Lanes) -> Tensor:

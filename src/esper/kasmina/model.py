@@ -380,15 +380,12 @@ class MorphogeneticModel(nn.Module):
         `table` holds the values of `stats.packed()` if the caller has already copied them from the device."""
         host, *rest = stats.packed().tolist() if table is None else table
         slots = list(stats.norm)
-        norm, vanishing, exploding = (
-            rest[: len(slots)],
-            rest[len(slots) : 2 * len(slots)],
-            rest[2 * len(slots) :],
-        )
+        count = len(slots)
         for i, slot_id in enumerate(slots):
+            norm, vanishing, exploding = rest[i], rest[count + i], rest[2 * count + i]
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
-                    seed.record_gradient(norm[i][row], host[row], vanishing[i][row], exploding[i][row])
+                    seed.record_gradient(norm[row], host[row], vanishing[row], exploding[row])
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -475,15 +472,13 @@ class MorphogeneticModel(nn.Module):
     # -- incubation ------------------------------------------------------------------------------------------
 
     def _incubating(self) -> dict[str, list[int]]:
-        training = {
-            slot.slot_id: [
-                row
-                for row, seed in enumerate(slot.seeds)
-                if seed is not None and seed.stage is SeedStage.TRAINING
-            ]
-            for slot in self.slots()
-        }
-        return {slot_id: rows for slot_id, rows in training.items() if rows}
+        """The rows whose seed is in TRAINING, by slot; slots without one are left out."""
+        incubating: dict[str, list[int]] = {}
+        for slot in self.slots():
+            for row, seed in enumerate(slot.seeds):
+                if seed is not None and seed.stage is SeedStage.TRAINING:
+                    incubating.setdefault(slot.slot_id, []).append(row)
+        return incubating
 
     def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
         """The TRAINING seeds of a slot at full alpha, on lanes 0 … n−1 that stand for `rows`."""
@@ -521,12 +516,13 @@ class MorphogeneticModel(nn.Module):
         rows: list[int] = []
         real: list[int] = []
         for slot_id in self.slot_after:
-            blended = (
-                [] if slot_id is None else [i for i, row in enumerate(rows) if self._is_blended(slot_id, row)]
-            )
-            growth = self.growth_at(slot_id or "", blended, rows) if blended else []
-            if slot_id is None or slot_id not in incubating:
-                steps.append(ShadowStep(slot_id or "", growth))
+            if slot_id is None:
+                steps.append(ShadowStep("", []))
+                continue
+            blended = [i for i, row in enumerate(rows) if self._is_blended(slot_id, row)]
+            growth = self.growth_at(slot_id, blended, rows) if blended else []
+            if slot_id not in incubating:
+                steps.append(ShadowStep(slot_id, growth))
                 continue
             mine = self.padded(incubating[slot_id])
             real += range(len(rows), len(rows) + len(incubating[slot_id]))

@@ -6,14 +6,15 @@ surviving parameters is kept, a row that begins or ends starts from zero, and on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from esper.leyline import EsperError, StructureError, check_number
+from esper._archive import check_tensors
+from esper.leyline import EsperError, check_number
 
 if TYPE_CHECKING:
     from esper.kasmina.model import MorphogeneticModel
@@ -272,24 +273,12 @@ class PopulationOptimizer:
 _RATES = ("host_lr", "seed_lr", "momentum", "host_decay", "seed_decay", "clip")
 
 
-def check_tensors(wanted: Mapping[str, torch.Size], given: Mapping[str, Tensor], *, label: str) -> None:
-    """Names and shapes must agree exactly."""
-    if set(wanted) != set(given):
-        missing, unknown = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
-        raise StructureError(f"{label}: missing tensors {missing[:4]}, unknown tensors {unknown[:4]}")
-    for name, shape in wanted.items():
-        if given[name].shape != shape:
-            raise StructureError(
-                f"{label}: {name} has shape {tuple(given[name].shape)}, wanted {tuple(shape)}"
-            )
-
-
 def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, label: str) -> None:
-    """Copy named values into one row of named tensors; names and shapes must agree exactly."""
-    check_tensors({name: place.shape[1:] for name, place in places.items()}, values, label=label)
-    with torch.no_grad():
-        for name, place in places.items():
-            place[row] = values[name].to(place)
+    """Copy named values into one row of named tensors; names, shapes and types must agree exactly."""
+    targets = {name: place.detach()[row] for name, place in places.items()}
+    check_tensors(label, targets, values)
+    for name, target in targets.items():
+        target.copy_(values[name])
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

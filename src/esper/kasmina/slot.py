@@ -90,10 +90,8 @@ class SeedSlot(nn.Module):
             raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be 0 (a graft) or more")
         if seed.is_graft and seed.alpha_target != 1.0:
             raise EsperError(f"alpha target is {seed.alpha_target}, must be 1 for a graft (tempo 0)")
-        seed.algorithm, seed.ramp_curve = (
-            _member(AlphaAlgorithm, seed.algorithm),
-            _member(AlphaCurve, seed.ramp_curve),
-        )
+        seed.algorithm = _member(AlphaAlgorithm, seed.algorithm)
+        seed.ramp_curve = _member(AlphaCurve, seed.ramp_curve)
         if not 0 <= seed.init_seed < 1 << 63:
             raise EsperError(f"initial seed is {seed.init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
@@ -150,10 +148,9 @@ class SeedSlot(nn.Module):
         full target."""
         if not 0.0 < target <= 1.0:
             raise EsperError(f"alpha target is {target}, must lie in (0, 1]; to remove a seed, prune it")
-        algorithm, curve = (
-            None if algorithm is None else _member(AlphaAlgorithm, algorithm),
-            _member(AlphaCurve, curve),
-        )
+        curve = _member(AlphaCurve, curve)
+        if algorithm is not None:
+            algorithm = _member(AlphaAlgorithm, algorithm)
         transition = self._legal(row, LifecycleOp.SET_ALPHA_TARGET)
         seed = self.seed(row)
         seed.alpha.retarget(target, steps, curve, steepness)

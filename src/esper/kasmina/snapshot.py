@@ -18,11 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from esper._archive import check_tensors
 from esper._files import check_version, decode, write_atomic
 from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, check_tensors, load_row
+from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer, load_row
 from esper.kasmina.seed import Seed
 from esper.leyline import (
     EsperError,
@@ -101,14 +102,16 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_fit(model: MorphogeneticModel, seeds: Mapping[str, Seed], tensors: Mapping[str, Tensor]) -> None:
-    wanted = {f"host.{name}": tensor.shape[1:] for name, tensor in _tensors(model.host).items()}
+    wanted = {f"host.{name}": tensor[0] for name, tensor in _tensors(model.host).items()}
+    dtype = next(model.host.parameters()).dtype
     for slot_id, seed in seeds.items():
         slot = model.slot(slot_id)
         for name in seed.bank_names:
             bank = slot.build_bank(name, 1)  # a cooling seed has no weights, but its blueprint must exist
             if seed.is_present:
-                wanted |= {f"{slot_id}.{name}.{p}": t.shape[1:] for p, t in _tensors(bank).items()}
-    check_tensors(wanted, tensors, label="weights do not fit the structure")
+                bank.to(dtype)
+                wanted |= {f"{slot_id}.{name}.{p}": t[0] for p, t in _tensors(bank).items()}
+    check_tensors("weights do not fit the structure", wanted, tensors)
 
 
 # -- directories ---------------------------------------------------------------------------------------------
@@ -169,19 +172,15 @@ def load_network(directory: str | Path) -> tuple[MorphogeneticModel, PopulationO
 def _rebuild(
     structure: _Structure, tensors: dict[str, Tensor]
 ) -> tuple[MorphogeneticModel, PopulationOptimizer | None]:
-    dtype = getattr(torch, structure.dtype)
     if len(structure.rows) != structure.population:
         raise StructureError(f"{len(structure.rows)} rows for a population of {structure.population}")
-    for name, tensor in tensors.items():
-        if tensor.dtype != dtype:
-            raise StructureError(f"weights: {name} is {tensor.dtype}, wanted {dtype}")
     model = MorphogeneticModel(
         build_host(structure.host, structure.population),
         structure.slots,
         gates=structure.gates,
         pacing=structure.pacing,
         incubation=Incubation[structure.incubation.upper()],
-    ).to(dtype)
+    ).to(getattr(torch, structure.dtype))
     optimizer = None
     if structure.optimizer is not None:
         optimizer = PopulationOptimizer(model, structure.optimizer)

@@ -39,12 +39,13 @@ class StructureError(EsperError):
 
 
 def check_number(owner: str, name: str, value: object, *, low: float = 0.0, integer: bool = False) -> None:
-    """A config's number: finite, of its kind, and not below `low`."""
+    """A config's number: finite, of its kind, not below `low`, and, if whole, not beyond 64 bits."""
     kind = int if integer else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < math.inf:
-        raise EsperError(
-            f"{owner}: {name} is {value!r}, must be a {'whole ' if integer else ''}number from {low:g} up"
-        )
+    high = 2**63 if integer else math.inf
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value < high:
+        whole = "whole " if integer else ""
+        limit = "below 2**63" if isinstance(value, int) and value >= high else f"from {low:g} up"
+        raise EsperError(f"{owner}: {name} is {value!r}, must be a {whole}number {limit}")
 
 
 def check_numbers(owner: str, config: Any) -> None:
@@ -54,12 +55,17 @@ def check_numbers(owner: str, config: Any) -> None:
             check_number(owner, field.name, getattr(config, field.name), integer=field.type == "int")
 
 
+def near(word: object, known: Iterable[str]) -> str:
+    """A parenthesis that suggests the known word nearest to this one; empty if none is similar."""
+    matches = difflib.get_close_matches(str(word)[:80].lower(), list(known), n=1, cutoff=0.7)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> EsperError:
     """An error for a name that is not registered: the name, the closest known one and all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(str(name).lower(), known, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    return EsperError(f"{kind} {name!r} is unknown{hint}; {allowed(known or ['none is registered'])}")
+    options = allowed(known or ["none is registered"])
+    return EsperError(f"{kind} {name!r} is unknown{near(name, known)}; {options}")
 
 
 def allowed(values: Iterable[object]) -> str:

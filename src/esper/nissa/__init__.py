@@ -1,4 +1,4 @@
-"""The senses: a hub that orders what a run reports, and the outputs that keep it. Never changes training."""
+"""The senses: a hub that orders the events of a run, and outputs that record them. Never changes training."""
 
 from esper._lazy import lazy_exports
 

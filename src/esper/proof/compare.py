@@ -33,6 +33,8 @@ Strata = list[list[Played]]
 """The episodes of one cohort, one list for each policy if the cohort depends on a policy, else a single
 list."""
 Array = npt.NDArray[np.float64]
+VERSION = 1
+"""Of proof.json, which `esper prove` writes from the result."""
 LEARNED = "learned"
 MEASURES: Mapping[str, Callable[[Played], float]] = {
     "J": lambda p: p.outcome.objective,

@@ -141,7 +141,10 @@ def read_record(directory: str | Path) -> GrownNetwork:
 def evaluate(directory: str | Path) -> tuple[GrownNetwork, float]:
     """The record of a grown network, and its accuracy on the test split as it is now, in percent."""
     record = read_record(directory)
-    task = parse_task(record.task)
+    try:
+        task = parse_task(record.task)
+    except EsperError as error:
+        raise EsperError(f"{Path(directory) / RECORD}: {error}") from error
     network, correct, total = NetworkRow(load_network(directory)[0]), 0, 0
     for batch in test_batches(split_of(task.dataset, task.val_size, task.block, 0), task.val_size):
         predicted = network(batch.x if network.model.layout.image else batch.x[0]).argmax(-1)

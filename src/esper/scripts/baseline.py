@@ -49,12 +49,15 @@ FREE_OF_LIFECYCLE = (
 """Events whose number does not depend on the policy's decisions, and so not on rounding."""
 
 
-def capture(out: Annotated[Path, tyro.conf.Positional]) -> int:
+File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+
+
+def capture(out: File) -> int:
     """Write the baseline of this checkout to a JSON file. Runs whose dataset is missing are left out and
     named.
 
     Args:
-        out: The file to write.
+        out: JSON file to write.
     """
     _check_writable(out)
     baseline, missing = measure()
@@ -68,12 +71,12 @@ def capture(out: Annotated[Path, tyro.conf.Positional]) -> int:
     return DONE
 
 
-def check(file: Annotated[Path, tyro.conf.Positional]) -> int:
-    """Measure again and compare with a captured baseline. On the same build of torch everything must be
-    equal, on another build everything that does not depend on rounding.
+def check(file: File) -> int:
+    """Run again and compare with a captured baseline. On the same build of torch everything must be equal, on
+    another build everything that does not depend on rounding.
 
     Args:
-        file: A file that `capture` wrote.
+        file: JSON file that `capture` wrote.
     """
     stored = read_baseline(file)
     now, missing = measure(list(stored["runs"]))

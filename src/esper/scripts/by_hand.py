@@ -32,8 +32,9 @@ BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
 def by_hand() -> None:
-    """Train sixteen impaired networks on handwritten digits and grow eight of them on a fixed schedule. The
-    result is saved to runs/by_hand."""
+    """Train sixteen small networks on handwritten digits and grow eight of them on a fixed schedule, without
+    a policy. This takes 20 seconds. The test accuracy of grown and static networks is printed, and all
+    networks are saved to runs/by_hand."""
     torch.set_num_threads(1)
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)

@@ -16,10 +16,10 @@ DONE, FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes. A run that was stopped by a signal exits with 128 + the signal's number."""
 COMMANDS = {
     "train": ("esper.scripts.train", "train a policy, or run one that is not trained"),
-    "prove": ("esper.scripts.prove", "compare policies on the same held-out random seeds"),
-    "grow": ("esper.scripts.grow", "train one network that a policy grows"),
+    "prove": ("esper.scripts.prove", "compare policies with their rivals on held-out networks"),
+    "grow": ("esper.scripts.grow", "train one network while a policy grows it, and save it"),
     "eval": ("esper.scripts.eval", "evaluate a grown network on the test split"),
-    "demo": ("esper.scripts.demo", "train a policy and prove it, in minutes"),
+    "demo": ("esper.scripts.demo", "train a policy and compare it with its rivals, in minutes"),
     "by_hand": ("esper.scripts.by_hand", "grow sixteen small networks on a fixed schedule, in 20 seconds"),
     "config": ("esper.scripts.config", "show settings with their origins; list presets and tasks"),
     "baseline": ("esper.scripts.baseline", "capture the results of short runs, and check them later"),
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: esper COMMAND …\n")
         for name, (_, help_line) in COMMANDS.items():
             print(f"  esper {name:<10} {help_line}")
+        print("\n`esper COMMAND --help` explains a command.")
         return DONE if given else BAD_INPUT
     if given[0] not in COMMANDS:
         matches = difflib.get_close_matches(given[0], COMMANDS, n=2)

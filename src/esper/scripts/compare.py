@@ -15,22 +15,25 @@ from esper.karn.compare import compare_runs
 from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run
 from esper.leyline.metrics import Metric
-from esper.scripts.karn import console, reader
+from esper.scripts.karn import console, optional, reader
+
+TwoOrMore = tyro.conf.arg(metavar="RUN RUN [RUN ...]", help_behavior_hint="(required)")
 
 
 def compare(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN RUN [RUN ...]")],
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, TwoOrMore],
     /,
     *,
     by: Literal["episode", "round"] = "episode",
-    last: int | None = None,
+    last: Annotated[int | None, optional("INT", "all")] = None,
 ) -> None:
-    """Compare runs of one task with the first of them, with 95 % intervals.
+    """Compare runs of one task with the first of them, with 95 % intervals. Runs with the same random seed
+    are compared episode by episode.
 
     Args:
         runs: Two or more runs: directories, names of runs under runs/, or "latest".
-        by: What counts as one observation.
-        last: Use only this many of the last rounds that all runs have.
+        by: Unit of the means and intervals: each episode of each env, or each round.
+        last: Number of rounds to use, counted back from the last round that all runs have.
     """
     opened = [open_run(run) for run in runs]
     result = compare_runs(opened, by=by, last=last)

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import zip_longest
 from typing import Annotated, Any, get_args, get_origin
 
 import tyro
@@ -14,16 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from esper.leyline.errors import EsperError
+from esper._text import shorten
+from esper.leyline.errors import EsperError, near
 from esper.scripts.cli import fail, import_modules, printable
 from esper.simic.training.config import (
     LEAVES,
     SECTIONS,
     TrainingConfig,
     choices,
-    near,
     optional,
-    shorten,
     unknown_word,
 )
 from esper.simic.training.presets import PRESETS, resolve
@@ -51,16 +51,21 @@ SHORT_HELP = frozenset(
 FULL_NAME_ONLY = frozenset({"ppo.epochs", "ppo.bf16"})
 """`--epochs` would be taken for the length of an episode and `--bf16` for the networks' precision."""
 GRAMMAR = (
-    "A flag overrides --config, which overrides --preset, which overrides the default. "
-    "A dot in a flag may be written as a dash (--reward-mode), and flags of the ppo section need no section "
-    f"(--lr, --gamma). --help-all shows all {len(LEAVES)} settings."
+    "A flag overrides --config, which overrides --preset, which overrides the default. A dot in a flag may "
+    "be written as a dash (--reward-mode). Flags of the ppo section may be written without the section "
+    f"(--lr, --gamma). --help shows the common settings, --help-all all {len(LEAVES)}."
 )
+DEFAULT_IN_WORDS = {"telemetry_dir": "a new directory under runs"}
+"""Defaults of the commands that differ from the default of the setting."""
 
 
 # -- flags ---------------------------------------------------------------------------------------------------
 
 Name = Annotated[
     str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="NAME", help_behavior_hint="(default: none)")
+]
+File = Annotated[
+    str | None, tyro.conf.DisallowNone, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: none)")
 ]
 Imports = Annotated[
     tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE", help_behavior_hint="(repeatable)")
@@ -75,7 +80,7 @@ class Arguments:
     """Holds the given flags only, as nested mappings of text."""
     preset: Name = None
     """Preset to start from; `esper config presets` lists them."""
-    config: Name = None
+    config: File = None
     """YAML or JSON file with settings, for example the config.json of a run."""
     modules: Imports = ()
     """Python module to import first, for example one that registers a task."""
@@ -85,12 +90,13 @@ def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[Traini
     """The config that a command line describes, and the origin of each value."""
     remaining = import_modules(arguments)
     _refuse_values_of_switches(remaining)
+    _refuse_missing_values(remaining)
     wants_all = "--help-all" in remaining
     wants_help = wants_all or "--help" in remaining or "-h" in remaining
     given, unknown = tyro.cli(
         Arguments,
         prog=prog,
-        description=f"{description} {GRAMMAR}",
+        description=f"{description}\n\n{GRAMMAR}",
         args=["--help"] if wants_help else remaining,
         registry=_flags(short=wants_help and not wants_all),
         return_unknown_args=True,
@@ -125,6 +131,18 @@ def _refuse_values_of_switches(arguments: Sequence[str]) -> None:
             raise EsperError(f"{flag} takes no value, here {shorten(value)}; allowed: {flag}, {off}")
 
 
+def _refuse_missing_values(arguments: Sequence[str]) -> None:
+    """tyro would print a box. Lists may be empty, and their settings check whether that is allowed."""
+    flags = {"--preset", "--config"}
+    for path, declared in LEAVES.items():
+        kind = optional(declared)[0]
+        if kind is not bool and get_origin(kind) is not tuple:
+            flags.update(flag_names(path))
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        if word.replace("_", "-") in flags and following.startswith("--"):
+            raise EsperError(f"{word} needs a value")
+
+
 def _flags(*, short: bool) -> ConstructorRegistry:
     """A rule for tyro: a flag for each setting, whose value stays text and is None if it was not given.
 
@@ -151,7 +169,9 @@ def _flags(*, short: bool) -> ConstructorRegistry:
                 fields.append(item)
             elif shown:
                 kind = _flag_type(path, item.type, item.default)
-                fields.append(dataclasses.replace(item, type=kind, default=None))
+                text = item.helptext() if callable(item.helptext) else item.helptext
+                on_one_line = " ".join((text or "").split())  # tyro would keep the line breaks
+                fields.append(dataclasses.replace(item, type=kind, default=None, helptext=on_one_line))
         return StructConstructorSpec(instantiate=dict, fields=tuple(fields))
 
     return registry
@@ -163,14 +183,19 @@ def _flag_type(path: str, declared: Any, default: Any) -> Any:
     is_list = get_origin(kind) is tuple
     inner = get_args(kind)[0] if is_list else kind
     names = choices(inner)
-    metavar = f"{{{','.join(names)}}}" if names else {int: "N", float: "X", str: "TEXT", bool: None}[inner]
+    metavar = (
+        f"{{{','.join(names)}}}" if names else {int: "INT", float: "FLOAT", str: "STR", bool: None}[inner]
+    )
+    if is_list:
+        metavar = f"{metavar} [{metavar} ...]"
     if path == "policy":
         metavar = f"[{metavar}]"
+    shown = DEFAULT_IN_WORDS.get(path, display(default))
     flag: Any = bool if inner is bool else str
     settings = tyro.conf.arg(
         metavar=metavar,
         aliases=None if path == "policy" else flag_names(path)[1:],
-        help_behavior_hint=f"(default: {display(default)})",
+        help_behavior_hint=f"(default: {shown})",
     )
     value = list[flag] if is_list else flag
     if path == "policy":
@@ -249,8 +274,11 @@ USAGE = """usage: esper config show [arguments of `esper train`]
        esper config presets
        esper config tasks [--import MODULE]
 
-show: every setting with its origin; presets, tasks: what there is to choose from.
---import MODULE imports a Python module first, for example one that registers a task."""
+show     every setting of the run that `esper train` would start, and where its value comes from
+presets  every preset and its settings
+tasks    every task and its size
+
+With --import MODULE (repeatable), a module is imported first, for example one that registers a task."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,14 +17,17 @@ from rich.table import Table
 from esper.leyline.errors import EsperError
 from esper.runtime.data.sources import RECIPES, cache_file, data_root, get_dataset
 from esper.scripts.cli import DONE, FAILED, fail, import_modules, printable
+from esper.scripts.karn import optional
+
+Root = Annotated[Path | None, optional("DIR", "$ESPER_DATA, or else ~/.cache/esper")]
 
 
-def get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) -> int:
-    """Download a dataset, check it and convert it into the data directory.
+def get(name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")], root: Root = None) -> int:
+    """Download a dataset, check it, and convert it into a file in the data directory.
 
     Args:
-        name: Name of a dataset in the output of `esper data list`.
-        root: Data directory; none: $ESPER_DATA or ~/.cache/esper. Raw files that are already there are used.
+        name: Name of the dataset; `esper data list` shows the names.
+        root: Data directory. Original files that are already there are not downloaded again.
     """
     if name not in RECIPES:
         return fail(f"dataset {name[:80]!r} cannot be downloaded; allowed: {', '.join(RECIPES)}")
@@ -47,12 +50,14 @@ def get(name: Annotated[str, tyro.conf.Positional], root: Path | None = None) ->
     return DONE
 
 
-def show(root: Path | None = None) -> int:
-    """List the datasets and whether they are ready.
+def show(root: Root = None) -> int:
+    """List the datasets, and whether they are ready. With --import MODULE, also those that MODULE registers.
 
     Args:
-        root: Data directory; none: $ESPER_DATA or ~/.cache/esper.
+        root: Data directory.
     """
+    from esper.runtime.data.datasets import registered_names  # slow: it imports torch
+
     _check_directory(root)
     place = data_root(root)
     table = Table("name", "content", "state", box=None)
@@ -64,6 +69,8 @@ def show(root: Path | None = None) -> int:
         table.add_row(name, recipe.summary, state)
     shape = "random prototypes with noise, 3×32×32; synthetic:CxHxW for another shape"
     table.add_row("synthetic", shape, "generated in memory")
+    for name in registered_names():
+        table.add_row(name, "your own", "registered")
     Console().print(table)
     print(f"data directory: {printable(place)}")
     return DONE
@@ -89,6 +96,7 @@ def main(args: Sequence[str] | None = None) -> int:
             args=import_modules(sys.argv[1:] if args is None else args),
             prog="esper data",
             description="List the datasets, and download those that are not part of the package.",
+            config=[tyro.conf.DisallowNone],
         )
     except EsperError as error:
         return fail(error)

@@ -14,6 +14,10 @@ from pathlib import Path
 from esper.scripts import prove, train
 
 PRESET, TASK, NETWORKS, PROBE_NETWORKS = "quickstart", "digits_shift", 24, 128
+DESCRIPTION = (
+    "Train a policy on handwritten digits, compare it with its rivals, and print commands to try next. This "
+    "takes 4 to 6 minutes on two cores. Results are written to a new directory runs/demo-N."
+)
 
 
 def fresh_directory() -> Path:
@@ -22,7 +26,7 @@ def fresh_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="esper demo", description=__doc__).parse_args(arguments)
+    argparse.ArgumentParser(prog="esper demo", description=DESCRIPTION).parse_args(arguments)
     start, run = time.perf_counter(), fresh_directory()
     print(f"1. train a policy on {TASK} (preset {PRESET}), recorded in {run}", flush=True)
     if failed := train.main(["ppo", "--preset", PRESET, "--telemetry-dir", str(run)]):

@@ -13,12 +13,13 @@ from esper.proof.grown import evaluate
 from esper.scripts.prove import task_command
 
 
-def eval(directory: Annotated[Path, tyro.conf.Positional]) -> None:  # noqa: A001
-    """Load a network that `esper grow` has saved and evaluate it on the test split.
-    `--import MODULE` first imports a module that registers tasks or datasets; it can be repeated.
+def eval(directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]) -> None:  # noqa: A001
+    """Load a network that `esper grow` has saved, and evaluate it on the test split.
+
+    With --import MODULE (repeatable), a module that registers tasks or datasets is imported first.
 
     Args:
-        directory: The --out directory of `esper grow`.
+        directory: Directory that was the --out of `esper grow`.
     """
     torch.set_num_threads(1)
     record, accuracy = evaluate(directory)

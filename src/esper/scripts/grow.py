@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import tyro
 from rich.table import Table
 
 from esper.proof.episodes import Played
 from esper.proof.grown import PLAIN, RECORD, check_empty, evaluate, network_to_grow
 from esper.proof.grown import grow as grow_network
 from esper.runtime.tasks import Condition, TaskSpec, parse_task
-from esper.scripts.karn import console
+from esper.scripts.karn import console, optional
 from esper.scripts.prove import bars, task_command, writable
+
+FirstCrippled = optional("INT", "the first network with a crippled block, or 0 if the task cripples none")
 
 
 def grow(
-    task: str, policy: str, out: Path, network: int | None = None, seed: int = 0, sample: bool = False
+    task: str,
+    policy: str,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    network: Annotated[int | None, FirstCrippled] = None,
+    seed: int = 0,
+    sample: bool = False,
 ) -> None:
-    """Train one network, let a policy grow it, and save the result.
-    `--import MODULE` first imports a module that registers tasks or datasets; it can be repeated.
+    """Train one network while a policy grows it, and save the result.
+
+    With --import MODULE (repeatable), a module that registers tasks or datasets is imported first.
 
     Args:
-        task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
-        policy: Name of a policy that ships, a policy file, a checkpoint or a run directory; or heuristic,
-            random, wait. A run directory means its newest checkpoint; checkpoints/best.safetensors in it is
-            the policy of its best round.
-        out: A new or empty directory for the network: structure.json, weights.safetensors, the plain module
-            and a record.
-        network: Number of the network. Its number and the random seed fix its weights, data and condition.
-            By default the first network with a crippled block, or 0 if the task cripples none.
+        task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12.
+            `esper config tasks` lists the tasks.
+        policy: heuristic, random, wait, the name of a policy that ships (such as digits_shift-1), a policy
+            file, a checkpoint or a run directory. A run directory means its newest checkpoint;
+            RUN/checkpoints/best.safetensors is the policy of its best round.
+        out: New or empty directory for the network: structure.json, weights.safetensors, the plain module
+            (plain.pt2) and a record (grown.json).
+        network: Number of the network, from 0. This number and the random seed determine the network's
+            initial weights, its data and its condition (crippled blocks, training images, label noise,
+            learning rate).
         seed: Random seed.
         sample: Sample the policy's actions instead of taking the most likely ones.
     """
@@ -50,7 +62,8 @@ def grow(
         )
     _show(spec, played, seed)
     print(f"test accuracy {evaluate(out)[1]:.2f} %")
-    print(f"in {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}; again: esper eval {out}")
+    print(f"saved to {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}")
+    print(f"to test it again: esper eval {out}")
 
 
 def _show(task: TaskSpec, played: Played, seed: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -20,12 +22,25 @@ RunPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 """A run directory, the name of a run under `runs/`, or "latest"."""
 
 
+def optional(metavar: str, default: str) -> Any:
+    """For the help of an argument that may be None: its value, and in words what None means."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+def joined(docstring: str | None) -> str:
+    """A docstring with the description of each argument on one line: tyro would keep the line breaks."""
+    return re.sub(r"\n {8,}", " ", inspect.cleandoc(docstring or ""))
+
+
 def reader(command: Callable[..., None]) -> Callable[..., int]:
     """The `main` of a command: parses the arguments, and turns bad input into a message and an exit code."""
+    command.__doc__ = joined(command.__doc__)
 
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
-            tyro.cli(command, args=arguments, prog=f"esper {command.__name__}")
+            tyro.cli(
+                command, args=arguments, prog=f"esper {command.__name__}", config=[tyro.conf.DisallowNone]
+            )
         except BrokenPipeError:  # whoever reads our output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (EsperError, OSError) as error:

@@ -29,52 +29,60 @@ from rich.text import Text
 
 from esper._files import write_atomic
 from esper.leyline import EsperError
-from esper.proof.compare import ProofConfig
+from esper.proof.compare import VERSION, ProofConfig
 from esper.proof.compare import prove as compare
 from esper.proof.page import page, tables
 from esper.proof.search import Track, refine_schedules, search_schedules
 from esper.runtime.tasks import TaskSpec, parse_task
 from esper.scripts.cli import fail, import_modules
-from esper.scripts.karn import console, reader
+from esper.scripts.karn import console, optional, reader
 from esper.simic.training.probe import task_schedules
 from esper.tamiyo import Schedules, load_policy, save_schedules, shipped_schedules
+
+Several = tyro.conf.arg(metavar="STR [STR ...]", help_behavior_hint="(default: none)")
 
 
 def prove(
     task: str,
-    policy: tuple[str, ...] = (),
-    networks: Annotated[int, tyro.conf.arg(aliases=["--seeds"])] = 96,
-    first_network: Annotated[int, tyro.conf.arg(aliases=["--first-seed"])] = 0,
-    schedule: Path | None = None,
+    policy: Annotated[tuple[str, ...], Several] = (),
+    networks: Annotated[int, tyro.conf.arg(name="seeds", aliases=["--networks"])] = 96,
+    first_network: Annotated[int, tyro.conf.arg(name="first-seed", aliases=["--first-network"])] = 0,
+    schedule: Annotated[Path | None, optional("FILE", "the one that ships for the task")] = None,
     search: int = 0,
     candidates: int = 208,
     refine: bool = False,
-    out: Path | None = None,
+    out: Annotated[Path | None, optional("DIR", "runs/prove-TASK")] = None,
     sample: bool = False,
-    probe_networks: Annotated[int, tyro.conf.arg(aliases=["--probe-seeds"])] = 256,
-    transfer: tuple[str, ...] = (),
+    probe_networks: Annotated[int, tyro.conf.arg(name="probe-seeds", aliases=["--probe-networks"])] = 256,
+    transfer: Annotated[tuple[str, ...], Several] = (),
 ) -> None:
-    """Compare policies with never growing, random growth, the heuristic, fixed schedules and hosts of equal
-    size or FLOPs, on networks that no training has used. Prints tables; writes proof.json and report.html.
-    `--import MODULE` first imports a module that registers tasks or datasets; it can be repeated.
+    """Compare policies with their rivals on held-out networks, which no training has used. The rivals are
+    never growing, random growth, the heuristic, fixed schedules, and hosts of equal size or equal FLOPs. The
+    command prints tables, and writes proof.json and report.html.
+
+    With --import MODULE (repeatable), a module that registers tasks or datasets is imported first.
 
     Args:
-        task: A task, or one with other sizes, such as digits_shift:base=8,episode_length=12.
-        policy: Names of policies that ship, policy files, checkpoints or run directories. A run directory
-            means its newest checkpoint; checkpoints/best.safetensors in it is the policy of its best round.
-            Several policies are strata of one cohort.
+        task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12.
+            `esper config tasks` lists the tasks.
+        policy: Policies to compare: names of policies that ship (such as digits_shift-1), policy files,
+            checkpoints or run directories. A run directory means its newest checkpoint;
+            RUN/checkpoints/best.safetensors is the policy of its best round. Several policies have equal
+            weight in the figures of the learned policy.
         networks: Number of held-out networks, 2 or more.
-        first_network: Number of the first of them.
-        schedule: File of the fixed schedules; by default the one that ships for the task.
-        search: Search for schedules first, within this number of env-steps, and write them to the file.
+        first_network: Number of the first held-out network, from 0.
+        schedule: File with the fixed schedules. With --search it is written, by default to schedule.json in
+            the directory of the results; otherwise it is read.
+        search: Number of env-steps for a search for schedules, before the comparison; 0: no search.
         candidates: Number of schedules that the search starts with.
         refine: After the search, compare each winner with the schedules that differ from it in one seed, on
             the same networks.
-        out: Directory for the results; by default runs/prove-TASK.
+        out: Directory for the results.
         sample: Sample the policies' actions instead of taking the most likely ones.
-        probe_networks: Number of training networks that the probe is fitted on.
-        transfer: Tasks on which the policies are also compared without further training, such as
-            digits_scale.
+        probe_networks: Number of training networks on which the linear probe is fitted. It predicts from the
+            first epoch which blocks are crippled.
+        transfer: Other tasks, such as digits_scale, on which the policies are compared without further
+            training.
     """
     torch.set_num_threads(1)
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
@@ -94,7 +102,7 @@ def prove(
         ]
     for result in results:
         show(result)
-    content = results[0] | {"transfer": results[1:]}
+    content = {"version": VERSION} | results[0] | {"transfer": results[1:]}
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
     write_atomic(directory / "proof.json", orjson.dumps(content, option=options))
     write_atomic(directory / "report.html", page(results).encode())

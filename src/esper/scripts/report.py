@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from esper._text import printable
 from esper.karn.report import render_report
 from esper.karn.summary import open_run
-from esper.scripts.karn import RunPath, reader
+from esper.scripts.karn import RunPath, optional, reader
 
 
-def report(run: RunPath, out: Path | None = None, growth_rounds: int = 24) -> None:
-    """Write a page with every chart and number of a run. The page needs no network.
+def report(
+    run: RunPath,
+    out: Annotated[Path | None, optional("FILE", "report.html in the run directory")] = None,
+    growth_rounds: int = 24,
+) -> None:
+    """Write every chart and figure of a run to one HTML page. The page loads nothing from elsewhere.
 
     Args:
         run: A run directory, the name of a run under runs/, or "latest".
-        out: File to write; by default report.html in the run directory.
-        growth_rounds: Number of rounds whose growth is drawn: the best, the last, and others evenly spaced.
+        out: File to write.
+        growth_rounds: Number of rounds whose growth is drawn: the best one, the last one, and others at even
+            distances.
     """
     views = open_run(run)
     page = views.run.path / "report.html" if out is None else out

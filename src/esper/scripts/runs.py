@@ -18,8 +18,10 @@ from esper.scripts.karn import console, reader
 COLUMNS = ("run", "task", "policy", "random seed", "rounds", "J", "best J", "status", "alerts", "started")
 
 
-def runs(root: Annotated[Path, tyro.conf.Positional] = RUNS) -> None:
-    """List the runs below a directory, oldest first.
+def runs(
+    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR]")] = RUNS,
+) -> None:
+    """List the runs below a directory, oldest first: task, policy, finished rounds, J, status and alerts.
 
     Args:
         root: Directory to search.

@@ -16,24 +16,24 @@ from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, View
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, reader
+from esper.scripts.karn import RunPath, console, optional, reader
 
 
 def sql(
     run: RunPath,
-    query: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[QUERY]")] = None,
+    query: Annotated[str | None, tyro.conf.Positional, optional("[QUERY]", "list the views")] = None,
     /,
     *,
     output: Literal["table", "csv", "json"] = "table",
 ) -> None:
     """Query a run in SQL (DuckDB's dialect). Without a query, list every view and its columns. The database
-    is in memory: a query cannot change the run. Columns named round_idx count rounds from 0; the other
-    commands count rounds from 1.
+    is in memory, so a query cannot change the run. Columns named round_idx count rounds from 0; the other
+    commands count them from 1.
 
     Args:
         run: A run directory, the name of a run under runs/, or "latest".
-        query: For example "SELECT round_idx, avg_objective FROM rounds".
-        output: Format of the answer; only json keeps control characters in text.
+        query: The query, for example "SELECT round_idx, avg_objective FROM rounds".
+        output: Format of the answer. Only json keeps control characters in text.
     """
     views = open_run(run)
     if query is None:

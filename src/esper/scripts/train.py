@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from esper.simic.training.dual_ab import ABResult
 
 DESCRIPTION = (
-    "Train a policy that grows networks, or run a policy that is not trained. Without --telemetry-dir, the "
-    "run is recorded in a new directory under runs; with --telemetry-dir none, nothing is recorded."
+    "Train a policy that grows networks, or run a policy that is not trained, for example: "
+    "esper train ppo --preset quickstart"
 )
 
 
@@ -235,9 +235,9 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     if recorded:
         named = [] if "--telemetry-dir" in arguments else ["--telemetry-dir", str(config.telemetry_dir)]
         again = shlex.join([*arguments, *named, "--resume", "auto"])  # the last of a kind counts
-        print(f"stopped; to go on: python -m esper.scripts.train {printable(again)}")
+        print(f"stopped; to resume: python -m esper.scripts.train {printable(again)}")
     else:
-        print("stopped; the run cannot be continued, because nothing was recorded")
+        print("stopped; the run cannot be resumed, because nothing was recorded")
     return 128 + caught[0]
 
 

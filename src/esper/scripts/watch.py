@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 from esper.karn.screens import env_screen, overview, policy_screen
 from esper.karn.summary import open_run
 from esper.leyline import EsperError
-from esper.scripts.karn import RunPath, console, reader, width
+from esper.scripts.karn import RunPath, console, optional, reader, width
 
 
-def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa: A002
-    """Show a run on three screens: overview, one env, policy. If the output is not a terminal, print the
-    screens once as plain text.
+def watch(
+    run: RunPath,
+    env: int = 0,
+    round: Annotated[int | None, optional("INT", "the last recorded round")] = None,  # noqa: A002
+) -> None:
+    """Show a run on three screens: overview, policy, one env. If the run is still going, the screens follow
+    it. If the output is not a terminal, the screens are printed once as plain text.
 
     Args:
         run: A run directory, the name of a run under runs/, or "latest".
-        env: Number of the env to show first, from 0.
-        round: Number of the round to show it in, from 1; by default the last one recorded.
+        env: Number of the env whose screen is shown first, from 0.
+        round: Number of the round in which the env is shown, from 1.
     """
     if round is not None and round < 1:
         raise EsperError(f"watch: round is {round}, must be 1 or more; rounds are counted from 1")
@@ -35,9 +40,7 @@ def watch(run: RunPath, env: int = 0, round: int | None = None) -> None:  # noqa
     try:
         from esper.karn.watch import WatchApp
     except ImportError as error:
-        raise EsperError(
-            f"textual is not installed ({error}); to get it: pip install 'esper-grow[watch]'"
-        ) from error
+        raise EsperError(f"textual is not installed ({error}); to get it: pip install textual") from error
     WatchApp(views, round_idx=round_idx, env_id=env).run()
 
 

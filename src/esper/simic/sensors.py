@@ -128,10 +128,7 @@ class GrowthProbe:
                     f"slot {slot_id}: no gradient has come back yet; call backward on the losses first"
                 )
         features = {s: _precise(self._features[s]) for s in slots}
-        gradients = {
-            s: _precise(self._gradients[s]) if loss_scale == 1 else _precise(self._gradients[s]) / loss_scale
-            for s in slots
-        }
+        gradients = {s: _precise(self._gradients[s]) / loss_scale for s in slots}
         norms, taps = zip(*(_sense(model, features[s], gradients[s]) for s in slots), strict=True)
         ranks = [_effective_rank(model, features[s]) for s in slots]
         tap = torch.stack(taps, 1)  # [P, S, taps]

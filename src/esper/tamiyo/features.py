@@ -482,11 +482,8 @@ def stack_inputs(
         "best_accuracy",
     )
     columns = {name: np.array([getattr(s, name) for s in signals], np.float64) for name in names}
-    longest = max(len(s.accuracy_history) for s in signals)
-    padded = [
-        np.array([[np.nan] * (longest - len(h)) + list(h) for h in histories], np.float64)
-        for histories in ([s.accuracy_history for s in signals], [s.loss_history for s in signals])
-    ]
+    accuracies = _aligned([s.accuracy_history for s in signals])
+    losses = _aligned([s.loss_history for s in signals])
     measured = {"tap_ratio": np.full(table.shape, np.nan), **sensors}
     for name in SENSORS:
         if name not in measured:
@@ -495,8 +492,14 @@ def stack_inputs(
         if values.shape != table.shape:
             raise EsperError(f"sensors: {name} has shape {values.shape}, must have {table.shape}")
     return FeatureInputs(
-        columns, padded[0], padded[1], table, measured, np.array(last_op), np.array(last_success, np.float64)
+        columns, accuracies, losses, table, measured, np.array(last_op), np.array(last_success, np.float64)
     )
+
+
+def _aligned(histories: Sequence[Sequence[float]]) -> Array:
+    """[E, longest]: shorter histories begin with NaN."""
+    longest = max(len(history) for history in histories)
+    return np.array([[np.nan] * (longest - len(h)) + list(h) for h in histories], np.float64)
 
 
 def _encode(features: Sequence[Feature], inputs: FeatureInputs) -> Array:

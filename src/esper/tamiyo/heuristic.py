@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,16 +95,6 @@ class HeuristicConfig:
             high = normaliser.curved(normaliser.high)
             if getattr(self, name) > high:  # the feature is clipped there
                 raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high:g} or less")
-
-    def over(self, tuned: HeuristicConfig) -> HeuristicConfig:
-        """The tuned thresholds, except those that this config changes from their defaults."""
-        default = HeuristicConfig()
-        changed = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(default, f.name)
-        }
-        return replace(tuned, **changed)
 
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)

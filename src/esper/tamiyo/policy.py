@@ -247,11 +247,9 @@ class ActionDistribution:
     def sample(self, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Actions and their log-probs, each [..., 8], from uniform numbers [..., 8] in head order; None gives
         the modes."""
-        u_slot, u_parameters, u_op = (
-            (None, None, None)
-            if uniforms is None
-            else (uniforms[..., SLOT], uniforms[..., SLOT + 1 : OP], uniforms[..., OP])
-        )
+        u_slot = u_parameters = u_op = None
+        if uniforms is not None:
+            u_slot, u_parameters, u_op = uniforms[..., SLOT], uniforms[..., SLOT + 1 : OP], uniforms[..., OP]
         op = _choose(self.op_log_probs, u_op)
         slot = _choose(self._slots_given(op), u_slot)
         entries = self._parameters_at(slot)
@@ -287,13 +285,11 @@ class ActionDistribution:
         factor through its own entropy alone: that an op has many parameters to be unsure of is no reason to
         choose it."""
         op_probs = self.op_log_probs.exp().detach()
-        slot = (op_probs * self._network.relevance[:, SLOT] * categorical_entropy(self.slot_log_probs)).sum(
-            -1
-        )
+        has_slot = self._network.relevance[:, SLOT]
+        slot = (op_probs * has_slot * categorical_entropy(self.slot_log_probs)).sum(-1)
         if self.slot_log_probs.shape[-1] > EXACT_ENTROPY_SLOTS:
-            of_block = (
-                _summand(self._parameters_at(actions[..., SLOT])) @ self._layout.in_block
-            )  # [..., blocks]
+            entries = self._parameters_at(actions[..., SLOT])
+            of_block = _summand(entries) @ self._layout.in_block  # [..., blocks]
             parameters = (of_block * (self._layout.block_op == actions[..., OP:])) @ self._layout.block_head
         else:
             entries = self._parameters(

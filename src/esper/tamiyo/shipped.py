@@ -50,10 +50,10 @@ def shipped_schedules(task_name: str) -> Path:
 
 def tuned_thresholds(task_name: str) -> HeuristicConfig:
     """The heuristic's thresholds that ship for a task, else the defaults."""
-    path = SHIPPED / f"{task_name}{THRESHOLDS}"
-    if not path.is_file():
-        return HeuristicConfig()
-    return decode_file(TunedThresholds, path, version=THRESHOLDS_VERSION).config
+    for path in SHIPPED.glob(f"*{THRESHOLDS}"):
+        if path.name == f"{task_name.lower()}{THRESHOLDS}":
+            return decode_file(TunedThresholds, path, version=THRESHOLDS_VERSION).config
+    return HeuristicConfig()
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:

@@ -41,28 +41,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GovernorConfig:
-    """When to panic, and how often to keep a copy."""
+    """When to panic, and how often to keep a copy.
+
+    The loss diverges if it exceeds all of three limits (`absolute`, `sensitivity`, `multiplier`) in `panics`
+    checks in a row. It collapses if the healthy losses lay below `healthy_share` of the chance loss, and it
+    is now within `collapse_band` of the chance loss. The chance loss is that of guessing."""
 
     absolute: float = 5.0
-    """Divergence: the loss exceeds this many times the chance loss, …"""
+    """Divergence, limit 1 of 3: this many times the chance loss."""
     sensitivity: float = 6.0
-    """… and the mean of the healthy losses by this many of their standard deviations, …"""
+    """Divergence, limit 2 of 3: the mean of the healthy losses plus this many standard deviations."""
     multiplier: float = 3.0
-    """… and this many times their mean; all three at once, …"""
+    """Divergence, limit 3 of 3: this many times the mean of the healthy losses."""
     panics: int = 3
-    """… in this many checks in a row."""
+    """Divergence: number of checks in a row with a loss above the limits."""
     healthy_share: float = 0.6
-    """Collapse: the healthy losses, in the mean and at the last, lay below this share of the chance loss,
-    …"""
+    """Collapse: share of the chance loss below which both the mean and the last of the healthy losses lay."""
     collapse_band: float = 0.065
-    """… and now the loss is at the chance loss, to within this share of it."""
+    """Collapse: distance of the loss from the chance loss, as a share of the chance loss."""
     history_window: int = 20
-    """Healthy losses that are remembered."""
+    """Number of healthy losses that are remembered."""
     min_samples: int = 10
-    """Healthy losses that it takes to judge divergence or collapse; until then only a non-finite loss is a
-    panic."""
+    """Number of healthy losses needed to judge divergence or collapse; until then, only a loss that is not
+    finite is a panic."""
     snapshot_every: int = 5
-    """Epochs between copies of a healthy network."""
+    """Number of epochs between copies of a healthy network."""
 
     def __post_init__(self) -> None:
         for name in ("absolute", "sensitivity", "multiplier", "healthy_share", "collapse_band"):

@@ -177,12 +177,12 @@ def test_fossils_must_be_blended() -> None:
 
 @given(games(smallest=1))
 def test_exact_against_all_orders(game: Game) -> None:
-    found = table(game).shapley()
+    values = table(game).shapley()
     for slot, value in by_permutations(game).items():
-        assert found[slot].value == pytest.approx(value, abs=1e-9)
-        assert found[slot].standard_error == 0.0
+        assert values[slot].value == pytest.approx(value, abs=1e-9)
+        assert values[slot].standard_error == 0.0
     # Efficiency: the values share out exactly what the seeds give together.
-    assert sum(v.value for v in found.values()) == pytest.approx(
+    assert sum(v.value for v in values.values()) == pytest.approx(
         table(game).full.accuracy - table(game).empty.accuracy, abs=1e-9
     )
 
@@ -191,28 +191,28 @@ def test_exact_against_all_orders(game: Game) -> None:
 def test_a_seed_that_changes_nothing_gets_nothing(game: Game) -> None:
     dull = "r9c0"
     with_null = {c | extra: score for c, score in game.items() for extra in (frozenset(), frozenset({dull}))}
-    found = table(with_null).shapley()
-    assert found[dull].value == pytest.approx(0.0, abs=1e-9)
+    values = table(with_null).shapley()
+    assert values[dull].value == pytest.approx(0.0, abs=1e-9)
     for slot, value in table(game).shapley().items():
-        assert found[slot].value == pytest.approx(value.value, abs=1e-9)
+        assert values[slot].value == pytest.approx(value.value, abs=1e-9)
 
 
 @given(st.integers(2, 4), st.data())
 def test_seeds_that_do_the_same_get_the_same(count: int, data: st.DataObject) -> None:
     """A game in which only the number of seeds counts."""
     accuracy = [data.draw(percent) for _ in range(count + 1)]
-    found = table({c: (0.0, accuracy[len(c)]) for c in all_coalitions(SLOTS[:count])}).shapley()
+    values = table({c: (0.0, accuracy[len(c)]) for c in all_coalitions(SLOTS[:count])}).shapley()
     assert all(
-        v.value == pytest.approx((accuracy[-1] - accuracy[0]) / count, abs=1e-9) for v in found.values()
+        v.value == pytest.approx((accuracy[-1] - accuracy[0]) / count, abs=1e-9) for v in values.values()
     )
 
 
 def test_a_complete_table_of_many_seeds_is_exact_too() -> None:
     game = random_game(6, 3)
-    found = table(game).shapley()
+    values = table(game).shapley()
     for slot, value in by_permutations(game).items():
-        assert found[slot].value == pytest.approx(value, abs=1e-9)
-        assert found[slot].standard_error == 0.0
+        assert values[slot].value == pytest.approx(value, abs=1e-9)
+        assert values[slot].standard_error == 0.0
 
 
 @pytest.mark.parametrize("fossils", [0, 2, 5])
@@ -224,12 +224,12 @@ def test_sampled_values_share_out_exactly_and_know_their_error(fossils: int) -> 
         wanted = required_coalitions(SLOTS, fossilized, torch.Generator().manual_seed(seed))
         assert len(wanted) < len(game)
         t = table({c: game[c] for c in wanted}, fossilized)
-        found, exact = t.shapley(), by_permutations(game)
-        assert sum(v.value for v in found.values()) == pytest.approx(
+        values, exact = t.shapley(), by_permutations(game)
+        assert sum(v.value for v in values.values()) == pytest.approx(
             t.full.accuracy - t.empty.accuracy, abs=1e-9
         )
-        assert all(v.standard_error > 0 for v in found.values())
-        squares += [((found[s].value - exact[s]) / found[s].standard_error) ** 2 for s in SLOTS]
+        assert all(v.standard_error > 0 for v in values.values())
+        squares += [((values[s].value - exact[s]) / values[s].standard_error) ** 2 for s in SLOTS]
     # In units of the standard error the mistakes are about 1: the error is neither hidden nor inflated.
     assert 0.5 < math.sqrt(sum(squares) / len(squares)) < 1.5
 
@@ -237,10 +237,10 @@ def test_sampled_values_share_out_exactly_and_know_their_error(fossils: int) -> 
 def test_sampled_values_of_seeds_without_interaction_are_exact() -> None:
     game = random_game(6, 1, order=1)
     wanted = required_coalitions(SLOTS, frozenset(), torch.Generator().manual_seed(0))
-    found = table({c: game[c] for c in wanted}).shapley()
+    values = table({c: game[c] for c in wanted}).shapley()
     for slot, value in by_permutations(game).items():
-        assert found[slot].value == pytest.approx(value, abs=1e-9)
-        assert found[slot].standard_error == pytest.approx(0.0, abs=1e-6)
+        assert values[slot].value == pytest.approx(value, abs=1e-9)
+        assert values[slot].standard_error == pytest.approx(0.0, abs=1e-6)
 
 
 # -- what to evaluate ----------------------------------------------------------------------------------------

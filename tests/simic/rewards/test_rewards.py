@@ -419,9 +419,9 @@ def test_rent_and_shock_inputs() -> None:
     others = report(F, "r0c1", params=100), report(T, "r1c0")
     before = state(60.0, 60.0, report(B, alpha=0.25, params=400), *others)
     after = state(60.0, 60.0, report(B, alpha=0.75, params=400), *others)
-    found = compute_rent_and_shock_inputs(before, after, config)
-    assert found.effective_params == pytest.approx(2 * 10.0 + 300.0 + 100.0)
-    assert found.shock == pytest.approx(0.5**2 * 400 / 2000)
+    inputs = compute_rent_and_shock_inputs(before, after, config)
+    assert inputs.effective_params == pytest.approx(2 * 10.0 + 300.0 + 100.0)
+    assert inputs.shock == pytest.approx(0.5**2 * 400 / 2000)
     assert compute_rent_and_shock_inputs(None, after, config).shock == 0.0
     # A jump to 0 counts for a seed that is gone; a young seed can be let off.
     assert compute_rent_and_shock_inputs(before, state(), config).shock == pytest.approx(
@@ -499,9 +499,9 @@ def test_costs_occupancy_and_outcomes() -> None:
         ],
         start=2,
     ):
-        found = rewards(step(epoch, held, held, op, slot=slot))
-        assert found[name] == pytest.approx(amount, abs=1e-15)
-        assert found["intervention"] == -cost
+        terms = rewards(step(epoch, held, held, op, slot=slot))
+        assert terms[name] == pytest.approx(amount, abs=1e-15)
+        assert terms["intervention"] == -cost
 
 
 @given(when=st.integers(0, 9), points=st.floats(-5.0, 5.0))

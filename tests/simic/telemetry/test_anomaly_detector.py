@@ -72,12 +72,13 @@ def test_a_resumed_run_reports_like_one_that_was_never_stopped(tmp_path: Path, s
     expected = play(TelemetryHub([whole, MemoryOutput()]), whole, 0, RATIOS)
     first = AnomalyDetector()
     with TelemetryHub().attached(first, JsonlOutput(tmp_path / "log")) as hub:
-        found = play(hub, first, 0, RATIOS[:stop])
-    second = AnomalyDetector(read_events(tmp_path / "log"))
-    assert second.report == found[-1]
+        reports = play(hub, first, 0, RATIOS[:stop])
+    second = AnomalyDetector()
+    second.replay(read_events(tmp_path / "log"))
+    assert second.report == reports[-1]
     with TelemetryHub().attached(second, JsonlOutput(tmp_path / "log")) as hub:
-        found += play(hub, second, stop, RATIOS[stop:])
-    assert found == expected
+        reports += play(hub, second, stop, RATIOS[stop:])
+    assert reports == expected
     recorded = [e["data"]["code"] for e in read_events(tmp_path / "log") if e["event_type"] == "alert"]
     assert (
         recorded

@@ -95,14 +95,14 @@ def test_layers_against_a_loop() -> None:
     parameters = dict(model.named_parameters())
     assert parameters["2.bias"].grad is not None
     parameters["2.bias"].grad.copy_(torch.tensor([20.0, 0.0]))
-    found = {stats.name: stats for stats in collect_per_layer_gradients(model)}
-    assert list(found) == ["0.weight", "0.bias", "2.weight", "2.bias"]  # the last layer has no gradient
-    for name, stats in found.items():
+    by_name = {stats.name: stats for stats in collect_per_layer_gradients(model)}
+    assert list(by_name) == ["0.weight", "0.bias", "2.weight", "2.bias"]  # the last layer has no gradient
+    for name, stats in by_name.items():
         grad = parameters[name].grad
         assert grad is not None
         assert stats.zero_fraction == pytest.approx(sum(float(v) == 0 for v in grad.flatten()) / grad.numel())
         assert stats.nonfinite_count == 0
-    assert found["2.bias"].zero_fraction == 0.5
+    assert by_name["2.bias"].zero_fraction == 0.5
 
 
 def test_layers_with_numbers_that_are_not_finite() -> None:

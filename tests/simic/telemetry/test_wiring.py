@@ -119,12 +119,12 @@ def test_tables_hold_what_the_log_holds(run: RunDirectory, events: list[dict[str
                 event["epoch"],
             )
             for field in EVENTS[kind].fields:
-                found = row[field.name]
+                stored = row[field.name]
                 value = event["data"].get(field.name)
-                if isinstance(found, float) and not math.isfinite(found):
+                if isinstance(stored, float) and not math.isfinite(stored):
                     assert any(path.endswith(field.name) for path in event["nonfinite"])
-                    found = None  # as JSON has it
-                assert (dict(found) if isinstance(value, dict) else found) == value
+                    stored = None  # as JSON has it
+                assert (dict(stored) if isinstance(value, dict) else stored) == value
 
 
 def test_each_step_has_one_row_of_each_kind(run: RunDirectory) -> None:

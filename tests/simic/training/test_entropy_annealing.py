@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.leyline import ActionMasks, PolicyObservation, head_sizes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.network import TamiyoNetwork
-from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
+from esper.tamiyo.policy import RecurrentPolicy
+from run_helpers import play_rollout
 
 torch.set_num_threads(1)
 
@@ -37,33 +37,6 @@ def test_the_default_ends_without_exploration() -> None:
     assert config.annealed("lr", 50) == config.lr, "the step size stays unless an end is given"
 
 
-def play(agent: PPOAgent) -> None:
-    envs, steps = agent.buffer.num_envs, agent.buffer.num_steps
-    _, *parameters, ops = head_sizes(1)
-    masks = ActionMasks(
-        torch.ones(envs, ops, dtype=torch.bool),
-        torch.ones(envs, ops, 1, dtype=torch.bool),
-        *(torch.ones(envs, n, dtype=torch.bool) for n in parameters),
-    )
-    obs = PolicyObservation(torch.zeros(envs, 2), torch.zeros(envs, 1, 2), torch.full((envs, 1), -1))
-    hidden = agent.initial_hidden()
-    agent.begin_rollout(hidden)
-    uniforms = action_uniforms(0, agent.updates, range(envs), steps)
-    for t in range(steps):
-        reset = torch.full((envs,), t == 0)
-        step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)
-        agent.record(
-            obs,
-            masks,
-            step,
-            reward=torch.rand(envs, generator=torch.Generator().manual_seed(t)),
-            terminal=torch.full((envs,), t + 1 == steps),
-            reset=reset,
-        )
-        assert step.hidden is not None
-        hidden = step.hidden
-
-
 def make_agent(config: PPOConfig) -> PPOAgent:
     torch.manual_seed(0)
     policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8))
@@ -74,7 +47,7 @@ def test_the_agent_reports_and_stores_what_it_used() -> None:
     agent = make_agent(PPOConfig(epochs=1, anneal_updates=4, entropy_coef=0.02, entropy_coef_end=0.01))
     reported, stored = [], []
     for _ in range(6):
-        play(agent)
+        play_rollout(agent)
         stored.append(agent.buffer.finish().epsilon.unique().tolist())
         metrics = agent.update()
         reported.append((metrics.entropy_coef, metrics.epsilon))
@@ -101,7 +74,7 @@ def test_entropy_weight_holds_the_policy_open() -> None:
             )
         )
         for _ in range(5):
-            play(agent)
+            play_rollout(agent)
             last = agent.update()
         entropies.append(last.entropy)
     assert entropies[1] > entropies[0]

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from env_helpers import RandomValid, make_env, small_task, wait
+from env_helpers import RandomValid, make_env, run_episode, small_task, wait
 from esper.kasmina import PopulationOptimizer, snapshot_row
 from esper.leyline import CLOCK, TRANSITIONS, LifecycleKind, PanicReason, SeedStage, TelemetryEventType
 from esper.nissa import TelemetryHub
@@ -108,7 +108,7 @@ def test_an_env_does_not_depend_on_how_many_there_are(name) -> None:
     results = []
     for envs in (1, 4, 16, 20):
         env = make_env(task, envs)
-        env.run_episode(3, RandomValid(7))
+        run_episode(env, 3, RandomValid(7))
         results.append(everything(env, 0))
         if envs == 4:
             third = everything(env, 3)
@@ -121,10 +121,10 @@ def test_an_env_does_not_depend_on_how_many_there_are(name) -> None:
 def test_two_runs_are_bit_identical_and_another_episode_is_not() -> None:
     task = small_task("digits_shift")
     first, second = (make_env(task, 4) for _ in range(2))
-    first.run_episode(0, RandomValid(3))
-    second.run_episode(1, RandomValid(9))
+    run_episode(first, 0, RandomValid(3))
+    run_episode(second, 1, RandomValid(9))
     assert second.ledger.outcomes != first.ledger.outcomes
-    second.run_episode(0, RandomValid(3))
+    run_episode(second, 0, RandomValid(3))
     for i in range(4):
         assert_same(everything(first, i), everything(second, i))
 
@@ -182,7 +182,7 @@ def test_the_last_epochs_fossil_counts_in_the_objective() -> None:
     included."""
     task = small_task("digits_impaired", epochs=12)
     env = make_env(task, 16)
-    env.run_episode(0, RandomValid(11))
+    run_episode(env, 0, RandomValid(11))
     for outcome, member in zip(env.ledger.outcomes, env.envs, strict=True):
         fossils = frozenset(s for s, r in member.model.reports().items() if r.stage is SeedStage.FOSSILIZED)
         assert outcome.committed_accuracy == member.coalitions.accuracy(fossils)
@@ -193,6 +193,6 @@ def test_the_last_epochs_fossil_counts_in_the_objective() -> None:
 
 def test_static_networks_learn() -> None:
     task = small_task("digits_baseline", epochs=8, steps=12, val_size=128)
-    outcomes = make_env(task, 8).run_episode(0, wait)
+    outcomes = run_episode(make_env(task, 8), 0, wait)
     assert sum(o.final_accuracy for o in outcomes) / len(outcomes) > 35
     assert all(o.final_accuracy == o.committed_accuracy and o.germinated == 0 for o in outcomes)

@@ -92,6 +92,11 @@ def dataset_names() -> list[str]:
     return ["digits", "digits_flat", *RECIPES, "synthetic", *_REGISTERED]
 
 
+def registered_names() -> list[str]:
+    """Names of the datasets that `register_dataset` has added."""
+    return list(_REGISTERED)
+
+
 def dataset_facts(name: str) -> DatasetFacts | None:
     """Facts about a dataset that are known without loading it; None if there are none. Unknown names are
     errors."""

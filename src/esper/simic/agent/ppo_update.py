@@ -34,21 +34,21 @@ class PPOConfig:
     epochs: int = 6
     """Number of passes over each rollout (K)."""
     minibatches: int = 4
-    """Groups of env rows per pass."""
+    """Number of minibatches per pass; each holds whole episodes of some envs."""
     clip: float = 0.2
-    """The ratio's clip range."""
+    """Clip range of the probability ratio: 1 ± this."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
     target_kl: float | None = 0.05
-    """A step after which the KL exceeds 1.5 times this is undone, and the update ends; None: no limit."""
+    """A step after which the KL exceeds 1.5 times this is undone, and the update ends; none: no limit."""
     lr: float = 1e-3
-    """Adam's step size."""
+    """Learning rate of the policy (Adam)."""
     lr_end: float | None = None
-    """Step size at the end of annealing; none: the same as at its start."""
+    """Learning rate at the end of annealing; none: the same as at its start."""
     imitation_lr: float | None = None
-    """Step size while imitating; none: `lr`."""
+    """Learning rate while imitating a teacher; none: `lr`."""
     entropy_coef: float = 0.02
     """Weight of the joint action's entropy."""
     entropy_coef_end: float = 0.0
@@ -58,7 +58,8 @@ class PPOConfig:
     epsilon_end: float = 0.0
     """Exploration at the end of annealing."""
     anneal_updates: int = 0
-    """Updates until lr, entropy weight and exploration reach their end values; 0: no annealing."""
+    """Number of updates until learning rate, entropy weight and exploration reach their end values; 0: no
+    annealing, except that a run then follows its anneal_fraction."""
     advantage_floor: float = 0.1
     """Minimum divisor of advantages, as a share of the standard deviation of returns."""
     popart_decay: float = 0.95
@@ -198,12 +199,12 @@ def minibatch_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to minimise, and its metrics. With `imitate` the policy loss is the negative log-likelihood,
     which has no ratio."""
-    logratio = torch.zeros_like(seen.log_prob) if imitate else seen.log_prob - mb.behaviour_log_prob
-    pg_loss = (
-        -masked_mean(seen.log_prob, mb.choice)
-        if imitate
-        else policy_loss(logratio, advantages, mb.choice, clip=config.clip)
-    )
+    if imitate:
+        logratio = torch.zeros_like(seen.log_prob)
+        pg_loss = -masked_mean(seen.log_prob, mb.choice)
+    else:
+        logratio = seen.log_prob - mb.behaviour_log_prob
+        pg_loss = policy_loss(logratio, advantages, mb.choice, clip=config.clip)
     v_loss = value_loss(seen.normalized_value, normalized_returns, mb.valid)
     entropy = masked_mean(seen.entropy, mb.choice)
     with torch.no_grad():
@@ -211,6 +212,9 @@ def minibatch_loss(
         head_logratio = torch.where(
             mb.choice[..., None], seen.head_log_probs - mb.behaviour_head_log_probs, 0.0
         )
+        head_kl = torch.expm1(head_logratio) - head_logratio
+        if imitate:
+            head_kl = torch.zeros_like(head_kl)
         measured = {
             "policy_loss": pg_loss,
             "value_loss": v_loss,
@@ -221,7 +225,7 @@ def minibatch_loss(
             "ratio_min": counted.min().exp(),
             "log_prob_drift": head_logratio.abs().max(),
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
-            **_by_head("head_kl", (torch.expm1(head_logratio) - head_logratio) * (not imitate), mb.choice),
+            **_by_head("head_kl", head_kl, mb.choice),
         }
     return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
 
@@ -272,14 +276,17 @@ def optimize(
     with unchanged moments the next update would only try the same step again, and learning would stall."""
     parameters = list(policy.network.parameters())
     backup = _StepBackup(parameters, optimizer)
+    # Imitation has no ratio, so its KL is always 0: without a limit nothing is copied or checked.
+    kl_limit = None if imitate or config.target_kl is None else 1.5 * config.target_kl
     order = _minibatch_rows(config, num_envs=len(advantages), seed=seed, device=advantages.device)
+    passes = order if kl_limit is None else [*order, order[0]]  # one more pass checks the last step
     kept: list[dict[str, float]] = []
     initial: dict[str, float] | None = None
     skipped = 0
     stop_kl: float | None = None
     broken_gradients: list[Tensor | None] | None = None
     values: dict[str, float] = {}
-    for i, rows in enumerate([*order, order[0]]):  # the last pass only checks the last step
+    for i, rows in enumerate(passes):
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(
@@ -294,9 +301,9 @@ def optimize(
                 entropy_coef=entropy_coef,
                 imitate=imitate,
             )
-        if kept and config.target_kl is not None:
+        if kept and kl_limit is not None:
             kl = measured["approx_kl"].item()
-            if kl > 1.5 * config.target_kl:
+            if kl > kl_limit:
                 backup.restore()
                 kept.pop()
                 stop_kl = max(kl, stop_kl or 0.0)
@@ -326,7 +333,8 @@ def optimize(
         nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
         if initial is None:
             initial = values
-        backup.save()
+        if kl_limit is not None:
+            backup.save()
         optimizer.step()
         kept.append(values)
     if broken_gradients is not None:  # diagnostics read them after the update

@@ -27,12 +27,14 @@ class AnomalyDetector:
     """An output of the hub. It depends on recorded events alone, so replaying the log of a run restores its
     state."""
 
-    def __init__(self, log: Iterable[Mapping[str, Any]] = ()) -> None:
-        """`log`: the events so far of a run that is resumed."""
+    def __init__(self) -> None:
         self.engine = AlertEngine()
         self.report = AnomalyReport(round_idx=-1)
         """Report of the last finished round."""
         self._raised: list[Alert] = []
+
+    def replay(self, log: Iterable[Mapping[str, Any]]) -> None:
+        """Observe the events so far of a run that is resumed."""
         for event in log:
             self._observe(event)
 

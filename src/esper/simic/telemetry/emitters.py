@@ -158,42 +158,51 @@ def emit_last_action(
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
     slot = target_slot if relevant["slot"] else None
-    sampled = {} if indices is None else dict(zip(HEAD_NAMES, indices, strict=True))
+    choices: dict[str, Any] = dict.fromkeys(_CHOICES)
+    if indices is not None:
+        sampled = dict(zip(HEAD_NAMES, indices, strict=True))
+        choices |= {head: values[sampled[head]] for head, values in _CHOICES.items() if relevant[head]}
+    executed, veto = None, None
+    gate_failures: list[str] = []
+    if outcome is not None:
+        executed = outcome.executed
+        veto = None if outcome.spec.veto is None else outcome.spec.veto.value
+        if outcome.gate is not None:
+            gate_failures = [failure.reason.value for failure in outcome.gate.failures]
+    by_head = None
+    if confidences is not None:
+        by_head = {head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]}
+    stages, alphas, contributions = None, None, None
+    if seeds is not None:
+        stages = {slot_id: int(seed.stage) for slot_id, seed in seeds.items()}
+        alphas = {slot_id: seed.alpha for slot_id, seed in seeds.items()}
+        contributions = {
+            slot_id: seed.metrics.contribution
+            for slot_id, seed in seeds.items()
+            if seed.metrics.contribution is not None
+        }
     emit_event(
         hub,
         TelemetryEventType.LAST_ACTION,
         {
             "op": action_type,
             "slot": slot,
-            **{
-                head: values[sampled[head]] if sampled and relevant[head] else None
-                for head, values in _CHOICES.items()
-            },
-            "executed": None if outcome is None else outcome.executed,
-            "veto": None if outcome is None or outcome.spec.veto is None else outcome.spec.veto.value,
-            "gate_failures": []
-            if outcome is None or outcome.gate is None
-            else [f.reason.value for f in outcome.gate.failures],
+            **choices,
+            "executed": executed,
+            "veto": veto,
+            "gate_failures": gate_failures,
             "log_prob": log_prob,
             "value": value,
             "op_probs": None if op_probs is None else dict(zip(OP_NAMES, op_probs, strict=True)),
-            "confidences": None
-            if confidences is None
-            else {head: p for head, p in zip(HEAD_NAMES, confidences, strict=True) if relevant[head]},
+            "confidences": by_head,
             "accuracy": accuracy,
             "loss": loss,
             "reward": reward,
             "cumulative_reward": cumulative_reward,
             "mask": dict(action_mask),
-            "stages": None if seeds is None else {slot: int(seed.stage) for slot, seed in seeds.items()},
-            "alphas": None if seeds is None else {slot: seed.alpha for slot, seed in seeds.items()},
-            "contributions": None
-            if seeds is None
-            else {
-                slot: seed.metrics.contribution
-                for slot, seed in seeds.items()
-                if seed.metrics.contribution is not None
-            },
+            "stages": stages,
+            "alphas": alphas,
+            "contributions": contributions,
             "gradient_ratios": gradient_ratios,
         },
         env_id=env_id,

@@ -24,6 +24,8 @@ class TelemetryConfig:
     """The level of a run, and how long an anomaly raises it."""
 
     level: TelemetryLevel = TelemetryLevel.NORMAL
+    """How much is recorded: off (nothing), minimal (rounds, updates, outcomes), normal (also lifecycle,
+    attribution and steps) or debug (also gradients of the policy's layers and of seeds)."""
     escalation_rounds: int = 3
     """Number of rounds recorded at level debug after a round with an anomaly; 0 disables this."""
 

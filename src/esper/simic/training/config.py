@@ -7,8 +7,6 @@ built."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -17,6 +15,7 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from esper._text import shorten
 from esper.kasmina.layers import check_population
 from esper.leyline import (
     AUTOMATIC_GATES,
@@ -29,10 +28,12 @@ from esper.leyline import (
     SlotConfig,
     allowed,
 )
+from esper.leyline.errors import near
 from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tamiyo.shipped import tuned_thresholds
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
@@ -51,13 +52,13 @@ class TrainingConfig:
     rounds: int = 100
     """Number of training rounds. In each round, every env plays one episode."""
     envs: int = 64
-    """Number of networks that are trained side by side. Whole populations are cheapest: rows without an env
-    cost as much as others."""
+    """Number of networks that are trained side by side, one per env. A multiple of the population is
+    cheapest: the unused rows of a population cost as much as the others."""
     twins: int = 1
     """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
     relative to their mean, which removes the noise that they share."""
     seed: int = 42
-    """Random seed of the whole run. The same seed gives the same run."""
+    """Random seed of the whole run. The same random seed gives the same run."""
 
     episode_length: int | None = None
     """Epochs per episode; none: the task's."""
@@ -128,15 +129,14 @@ class TrainingConfig:
     """Number of rounds in which the teacher decides and the policy imitates it."""
     teacher_updates: int = 4
     """Number of updates from each round of the teacher."""
-    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
-    """Thresholds of the heuristic, as policy and as teacher. Those that are left at their defaults are
-    replaced by the tuned ones that ship for the task, if there are any."""
+    heuristic: HeuristicConfig = field(default_factory=dict)  # type: ignore[assignment]
+    """Thresholds of the heuristic, as policy and as teacher. Those that are not given are the tuned ones that
+    ship for the task, if there are any."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     telemetry_dir: str | None = None
-    """Run directory, for configuration, events, tables and checkpoints; none: nothing is recorded. `esper
-    train` makes a new directory under runs if this is not set."""
+    """Run directory, for configuration, events, tables and checkpoints; none: nothing is recorded."""
     checkpoint_every: int = 10
     """Number of rounds between checkpoints; 0: only at the end and when the run is stopped."""
     keep_last: int = 3
@@ -147,6 +147,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         nested = unflatten(flatten(_shallow(self), "config"))
+        nested["heuristic"] = _shallow(tuned_thresholds(nested["task"])) | nested.get("heuristic", {})
         for name, kind in kinds(type(self)).items():
             object.__setattr__(self, name, _build(kind, nested.get(name, {})))
         mode = LEAVES["reward.mode"]
@@ -334,23 +335,6 @@ def choices(kind: Any) -> tuple[str, ...]:
 
 
 # -- decoding ------------------------------------------------------------------------------------------------
-
-
-def shorten(value: object) -> str:
-    """A repr of bounded length and depth, for messages: values may be huge, or nested without end."""
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 200:
-        return f"a whole number of {value.bit_length():,} bits"  # Python refuses to print the longest ones
-    short = reprlib.Repr()
-    short.maxstring, short.maxother, short.maxlong = 80, 80, 80
-    short.maxlevel, short.maxlist, short.maxdict = 3, 4, 4
-    text = short.repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-def near(word: object, known: Iterable[str]) -> str:
-    """A parenthesis that suggests the known word nearest to this one; empty if none is similar."""
-    matches = difflib.get_close_matches(str(word)[:80].lower(), list(known), n=1, cutoff=0.7)
-    return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def unknown_word(subject: str, word: object, known: Iterable[str]) -> EsperError:

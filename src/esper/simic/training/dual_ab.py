@@ -39,10 +39,10 @@ class ABResult:
     """One − other, paired by round and env."""
     stopped: bool = False
     covers: ClassVar[str] = (
-        "Intervals cover the luck of the networks that these policies decided for, not the luck of training: "
-        "each mode trained one policy. Repeat the comparison with other random seeds to cover both."
+        "Intervals cover the differences between networks, not those between training runs: each mode "
+        "trained one policy. Repeat the comparison with other random seeds to cover both."
     )
-    """What the intervals mean, for whoever prints them."""
+    """Meaning of the intervals, to be printed with them."""
 
     @classmethod
     def of(

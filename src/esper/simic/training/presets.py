@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from esper._text import shorten
 from esper.leyline import EsperError
-from esper.simic.training.config import LEAVES, TrainingConfig, flatten, shorten, unflatten, unknown_word
+from esper.simic.training.config import LEAVES, TrainingConfig, flatten, unflatten, unknown_word
 
 
 @dataclass(frozen=True, slots=True)

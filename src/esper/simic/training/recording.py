@@ -65,10 +65,8 @@ class RunRecorder:
     ) -> None:
         self.hub, self.config = hub, config
         self.detector = AnomalyDetector()
-        self._collect_gradients, self._check_stability = (
-            collect_per_layer_gradients,
-            check_numerical_stability,
-        )
+        self._collect_gradients = collect_per_layer_gradients
+        self._check_stability = check_numerical_stability
         self._accuracies: list[float] = []  # of the epochs of this round, mean over envs
         self._trained = 0.0  # seconds of this round, as of the last epoch
         self._round_accuracies: list[float] = []

@@ -170,15 +170,6 @@ class VectorEnv:
         seen = self.sense(epoch)
         return self.act(seen, decide(seen))
 
-    def run_episode(
-        self, episode: int, decide: Callable[[Observation], Sequence[Sequence[int]]]
-    ) -> list[EpisodeOutcome]:
-        """One round in which `decide` chooses the actions. Returns one outcome per env."""
-        self.begin_round(episode)
-        for epoch in range(1, self.rules.max_epochs + 1):
-            self.step(epoch, decide)
-        return self.ledger.outcomes
-
     def test(self, batches: EvalBatches) -> list[float]:
         """Accuracy of the committed networks in percent, in env order. This ends the episode: live seeds are
         pruned."""

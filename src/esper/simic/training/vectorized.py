@@ -24,7 +24,6 @@ from esper.simic.contracts import BatchSummary
 from esper.simic.rewards import RewardEngine
 from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.sensors import registered_sensors
-from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
 from esper.simic.training.checkpoint import (
@@ -45,7 +44,7 @@ from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.scripted import AlwaysWait, RandomValid
-from esper.tamiyo.shipped import shipped_schedules, tuned_thresholds
+from esper.tamiyo.shipped import shipped_schedules
 from esper.tolaria import validate_device
 
 if TYPE_CHECKING:
@@ -123,21 +122,20 @@ def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> I
     trainer = build_trainer(config, task, hub, checkpoint)
     if checkpoint is not None:
         restore(trainer, checkpoint)  # before the run directory is touched
+    store, detector = trainer.context.store, trainer.recorder.detector
     with ExitStack() as cleanup:
         if directory is not None:
             run = _open_directory(config, directory, checkpoint)
-            trainer.context.store = CheckpointStore(run.checkpoints, config.keep_last)
-            if checkpoint is not None:
-                trainer.context.store.go_back_to(checkpoint, trainer.best)
-            trainer.recorder.detector = AnomalyDetector(run.events())
+            detector.replay(run.events())
             cleanup.enter_context(hub.attached(*run.outputs()))
-        cleanup.enter_context(hub.attached(trainer.recorder.detector))
+        cleanup.enter_context(hub.attached(detector))
         if checkpoint is None:
             trainer.recorder.begin_run(trainer.env)
-        elif trainer.context.store is not None:
+        elif store is not None:
+            store.go_back_to(checkpoint, trainer.best)
             header = checkpoint.header
             if header.announced and hub.next_seq == header.seq:
-                trainer.context.store.complete(trainer, checkpoint.path, announce=True)
+                store.complete(trainer, checkpoint.path, announce=True)
         try:
             yield trainer
         except Exception as error:
@@ -179,17 +177,20 @@ def build_trainer(
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
     )
+    store = None
+    if config.telemetry_dir is not None:
+        store = CheckpointStore(Path(config.telemetry_dir) / "checkpoints", config.keep_last)
     return VectorizedPPOTrainer(
         RunContext(
             config=config,
             env=env,
             agent=agent,
-            policy=agent.policy if agent is not None else build_policy(config, task),
+            policy=agent.policy if agent is not None else build_policy(config),
             teacher=build_teacher(config, task),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
             recorder=recorder,
-            store=None,
+            store=store,
             stop=stop_requested,
         )
     )
@@ -322,20 +323,15 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | No
     if config.teacher is None:
         return None
     if config.teacher == "heuristic":
-        return build_heuristic(config, task)
+        return Heuristic(config.heuristic, config.envs)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
-def build_policy(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
+def build_policy(config: TrainingConfig) -> PolicyProtocol:
     """A policy that does not learn."""
     if config.policy == "heuristic":
-        return build_heuristic(config, task)
+        return Heuristic(config.heuristic, config.envs)
     if config.policy == "random":
         return RandomValid(config.seed, range(config.envs))
     return AlwaysWait()
-
-
-def build_heuristic(config: TrainingConfig, task: TaskSpec) -> Heuristic:
-    """The heuristic with the thresholds that ship for the task, changed where the config changes them."""
-    return Heuristic(config.heuristic.over(tuned_thresholds(task.name)), config.envs)
