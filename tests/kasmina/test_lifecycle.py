@@ -510,7 +510,7 @@ BAD_GERMINATIONS: list[tuple[dict[str, Any], type[EsperError], str]] = [
     ({"alpha_target": 0.0}, EsperError, r"alpha target is 0\.0, must lie in \(0, 1\]"),
     ({"alpha_target": 1.5}, EsperError, r"alpha target is 1\.5"),
     ({"alpha_target": math.nan}, EsperError, "alpha target is nan"),
-    ({"tempo_epochs": 0}, EsperError, "tempo of 0 epochs, must be at least 1"),
+    ({"tempo_epochs": -1}, EsperError, r"tempo of -1 epochs, must be 0 \(a graft\) or more"),
     (
         {"algorithm": 7},
         EsperError,
@@ -689,7 +689,7 @@ def test_bad_input_gets_a_typed_error_and_changes_nothing(call, error, message):
             "2 random seeds for a population of 8; allowed: one per row",
         ),
         (lambda: Pacing(embargo_epochs=-1), EsperError, "embargo_epochs is -1"),
-        (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G5})), EsperError, "allowed: G1, G2, G3"),
+        (lambda: Pacing(auto_forward_gates=frozenset({GateLevel.G0})), EsperError, "allowed: G1, G2, G3, G5"),
         (lambda: GateConfig(min_contribution=math.nan), EsperError, "min_contribution is nan"),
     ],
 )

@@ -103,12 +103,11 @@ def test_limits_are_inclusive_where_they_say_so() -> None:
     assert RewardConfig(live_share=1.0, contribution_weight=1.0, prune_bonus=0.011).live_share == 1.0
 
 
-@pytest.mark.parametrize("gate", [GateLevel.G0, GateLevel.G5])
-def test_auto_forward_gates(gate: GateLevel) -> None:
-    every = frozenset({GateLevel.G1, GateLevel.G2, GateLevel.G3})
+def test_auto_forward_gates() -> None:
+    every = frozenset({GateLevel.G1, GateLevel.G2, GateLevel.G3, GateLevel.G5})
     assert Pacing(auto_forward_gates=every).auto_forward_gates == every
-    with pytest.raises(EsperError, match=f"auto_forward_gates.*{gate.name}.*allowed: G1, G2, G3"):
-        Pacing(auto_forward_gates=every | {gate})
+    with pytest.raises(EsperError, match=r"auto_forward_gates is G0, G1.*allowed: G1, G2, G3, G5"):
+        Pacing(auto_forward_gates=every | {GateLevel.G0})
 
 
 def test_configs_are_keyword_only_and_strict() -> None:

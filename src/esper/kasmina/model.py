@@ -22,7 +22,9 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline import (
     AlphaAlgorithm,
     AlphaCurve,
+    FossilizeCause,
     GateConfig,
+    GateLevel,
     Incubation,
     LifecycleRecord,
     OpResult,
@@ -212,7 +214,8 @@ class MorphogeneticModel(nn.Module):
         seed_id: str | None = None,
     ) -> OpResult:
         """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of
-        germination)."""
+        germination). `tempo_epochs` 0 grafts it: no isolation and no ramp, it trains with its host from the
+        next batch on. The output does not change, because a newborn seed computes exactly 0."""
         slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
         result = slot.germinate(
             row,
@@ -243,10 +246,10 @@ class MorphogeneticModel(nn.Module):
     ) -> None:
         """Give a fresh network a permanent seed at alpha 1 that learns from the first epoch. It passes no
         stages and no gates: the network has this structure from the start."""
-        self.germinate(slot_id, blueprint_id, row=row, init_seed=init_seed, algorithm=algorithm)
-        seed = self.slot(slot_id).seed(row)
-        seed.alpha.pin(1.0)
-        seed.enter(SeedStage.FOSSILIZED)
+        self.germinate(
+            slot_id, blueprint_id, row=row, init_seed=init_seed, algorithm=algorithm, tempo_epochs=0
+        )
+        self.slot(slot_id).seed(row).enter(SeedStage.FOSSILIZED)
         self.changed()
 
     def advance(self, slot_id: str, *, row: int = 0) -> OpResult:
@@ -307,10 +310,23 @@ class MorphogeneticModel(nn.Module):
         records: list[LifecycleRecord] = []
         for row in range(self.population) if rows is None else rows:
             self.check_row(row)
+            if GateLevel.G5 in self.pacing.auto_forward_gates:
+                records += self._make_permanent(row)
             for slot in self.slots():
                 records += slot.step_epoch(row)
         self.changed()
         return records
+
+    def _make_permanent(self, row: int) -> tuple[LifecycleRecord, ...]:
+        """Fossilize the first seed, in slot order, that waits for it. At most one seed of a network becomes
+        permanent per epoch, so that the epoch's coalitions include the network as it is afterwards."""
+        slots = [self.slot(slot_id) for slot_id in self.slot_config.slot_ids]
+        if any(slot.is_new_fossil(row) for slot in slots):
+            return ()
+        for slot in slots:
+            if slot.awaits_permanence(row):
+                return slot.fossilize(row, cause=FossilizeCause.CLOCK).records
+        return ()
 
     def _done(self, result: OpResult) -> OpResult:
         self.changed()

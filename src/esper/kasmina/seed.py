@@ -43,7 +43,7 @@ class Seed:
     ramp_curve: AlphaCurve
     """Curve of the first ramp."""
     tempo_epochs: int
-    """Length of the first ramp."""
+    """Length of the first ramp; 0: no isolation and no ramp (a graft)."""
     alpha_target: float
     """Target of the first ramp."""
     init_seed: int
@@ -101,6 +101,11 @@ class Seed:
         self.update_metrics(contribution=contribution, contribution_velocity=velocity, contribution_age=0)
 
     @property
+    def is_graft(self) -> bool:
+        """The seed skips isolation and ramp: it is blended in from its first step."""
+        return self.tempo_epochs == 0
+
+    @property
     def bank_names(self) -> tuple[str, ...]:
         """Banks of the slot that hold its weights."""
         return (
@@ -139,8 +144,8 @@ class Seed:
             self._refuse("stage", "a seed's own stage")
         if not 0.0 < self.alpha_target <= 1.0:
             self._refuse("alpha_target", "a number above 0 and at most 1")
-        if self.tempo_epochs < 1:
-            self._refuse("tempo_epochs", "1 or more")
+        if self.tempo_epochs < 0:
+            self._refuse("tempo_epochs", "0 or more")
         if self.init_seed < 0:
             self._refuse("init_seed", "0 or more")
         alpha = self.alpha

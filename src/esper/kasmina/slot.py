@@ -6,6 +6,7 @@ changes nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
 from typing import TypeVar
 
@@ -19,11 +20,13 @@ from esper.kasmina.seed import GATE_BANK, Seed
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     CLOCK,
+    GRAFT,
     TRANSITIONS,
     AlphaAlgorithm,
     AlphaCurve,
     AlphaMode,
     EsperError,
+    FossilizeCause,
     GateConfig,
     GateLevel,
     GateResult,
@@ -80,15 +83,20 @@ class SeedSlot(nn.Module):
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     def germinate(self, row: int, seed: Seed) -> OpResult:
+        """Plant a seed; at a tempo of 0 epochs as a graft, which is blended in from its first step."""
         if not 0.0 < seed.alpha_target <= 1.0:
             raise EsperError(f"alpha target is {seed.alpha_target}, must lie in (0, 1]")
-        if seed.tempo_epochs < 1:
-            raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be at least 1")
+        if seed.tempo_epochs < 0:
+            raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be 0 (a graft) or more")
+        if seed.is_graft and seed.alpha_target != 1.0:
+            raise EsperError(f"alpha target is {seed.alpha_target}, must be 1 for a graft (tempo 0)")
         seed.algorithm = _member(AlphaAlgorithm, seed.algorithm)
         seed.ramp_curve = _member(AlphaCurve, seed.ramp_curve)
         if not 0 <= seed.init_seed < 1 << 63:
             raise EsperError(f"initial seed is {seed.init_seed}, must lie in [0, 2⁶³)")
         transition = self._legal(row, LifecycleOp.GERMINATE)
+        if seed.is_graft:
+            transition = GRAFT
         gate = check_gate(GateLevel.G0, seed, self.gate_config, self.pacing)
         if not gate.passed:
             return OpResult(False, (), gate)
@@ -99,14 +107,32 @@ class SeedSlot(nn.Module):
             self._add_gate(row, seed.init_seed)
         self.seeds[row] = seed
         seed.update_metrics(params=self.params(row))
+        if transition.on_enter is OnEnter.GRAFT:
+            seed.alpha.pin(1.0)
         seed.enter(transition.to)
         return OpResult(True, (self._record(LifecycleKind.GERMINATED, row, SeedStage.DORMANT),), gate)
 
     def advance(self, row: int) -> OpResult:
         return self._pass_gate(row, LifecycleOp.ADVANCE)
 
-    def fossilize(self, row: int) -> OpResult:
-        return self._pass_gate(row, LifecycleOp.FOSSILIZE)
+    def fossilize(self, row: int, *, cause: FossilizeCause = FossilizeCause.POLICY) -> OpResult:
+        result = self._pass_gate(row, LifecycleOp.FOSSILIZE)
+        if not result.done:
+            return result
+        return replace(result, records=tuple(replace(record, cause=cause) for record in result.records))
+
+    def is_new_fossil(self, row: int) -> bool:
+        """Whether the row's seed became permanent since the last tick of the clock."""
+        seed = self.seeds[row]
+        return seed is not None and seed.stage is SeedStage.FOSSILIZED and seed.metrics.epochs_in_stage == 0
+
+    def awaits_permanence(self, row: int) -> bool:
+        """Whether the clock may make the row's seed permanent: it has been in HOLDING for an epoch, so that
+        its contribution was measured, and G5 is open."""
+        seed = self.seeds[row]
+        if seed is None or seed.stage is not SeedStage.HOLDING or seed.metrics.epochs_in_stage < 1:
+            return False
+        return self._check(row, TRANSITIONS[SeedStage.HOLDING, LifecycleOp.FOSSILIZE]).passed
 
     def set_alpha_target(
         self,

@@ -8,6 +8,9 @@ from enum import IntEnum, StrEnum
 from esper.leyline.errors import EsperError, check_numbers
 from esper.leyline.stages import GateLevel, SeedStage
 
+AUTOMATIC_GATES = frozenset({GateLevel.G1, GateLevel.G2, GateLevel.G3, GateLevel.G5})
+"""Gates that the epoch clock can open without an action."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacing:
@@ -22,14 +25,14 @@ class Pacing:
     embargo_epochs: int = 5
     """Number of epochs that a slot stays EMBARGOED after a prune."""
     auto_forward_gates: frozenset[GateLevel] = frozenset()
-    """Gates (G1, G2, G3) that a seed passes without an action, as soon as they open."""
+    """Gates (G1, G2, G3, G5) that a seed passes without an action, as soon as they open. G5 opens for the
+    clock after one epoch in HOLDING, for at most one seed of a network per epoch."""
 
     def __post_init__(self) -> None:
         check_numbers("pacing", self)
-        if not self.auto_forward_gates <= {GateLevel.G1, GateLevel.G2, GateLevel.G3}:
-            raise EsperError(
-                f"pacing: auto_forward_gates is {sorted(self.auto_forward_gates)}; allowed: G1, G2, G3"
-            )
+        if not self.auto_forward_gates <= AUTOMATIC_GATES:
+            names = ", ".join(f"G{int(gate)}" for gate in sorted(self.auto_forward_gates))
+            raise EsperError(f"pacing: auto_forward_gates is {names}; allowed: G1, G2, G3, G5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,13 @@ class PruneCause(IntEnum):
     ROLLBACK = 2
 
 
+class FossilizeCause(IntEnum):
+    """Why a seed became permanent: by an action, or because the clock opened G5."""
+
+    POLICY = 0
+    CLOCK = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleRecord:
     """Change of one seed by one lifecycle operation or one tick of the clock."""
@@ -116,7 +126,8 @@ class LifecycleRecord:
     epochs_total: int
     contribution: float | None = None
     gate: GateResult | None = None
-    cause: PruneCause | None = None
+    cause: PruneCause | FossilizeCause | None = None
+    """Set if the seed was removed or became permanent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class OnEnter(IntEnum):
     RETARGET = 4  # begin another alpha ramp
     FREE = 5  # drop the seed's weights and optimizer state
     EMPTY = 6  # the slot may be germinated again
+    GRAFT = 7  # write the seed's weights into its row and hold alpha at exactly 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,11 @@ TRANSITIONS: Mapping[tuple[SeedStage, LifecycleOp], Transition] = MappingProxyTy
     }
 )
 """Effect of each operation in each stage. A pair that is absent is illegal."""
+
+GRAFT = Transition(SeedStage.HOLDING, GateLevel.G0, OnEnter.GRAFT)
+"""Effect of GERMINATE at a tempo of 0 epochs. A newborn seed computes exactly 0, so the network's output does
+not change at full alpha either: the seed needs no isolation and no ramp, and trains with its host from the
+next batch on."""
 
 CLOCK: Mapping[SeedStage, Transition] = MappingProxyType(
     {

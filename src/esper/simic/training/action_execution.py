@@ -203,6 +203,8 @@ def _act(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> Act
     applied = _apply(env, spec, context) if spec.veto is None else OpResult(False)
     executed = applied.done
     records = (*applied.records, *env.model.step_epoch())
+    if any(record.kind is LifecycleKind.FOSSILIZED for record in records):
+        env.governor.request_snapshot()  # by the action or by the clock
     if env.governor.due(context.epoch):
         env.governor.snapshot()
     _count(env, records)
@@ -248,10 +250,7 @@ def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> O
             spec.slot_id, steps=spec.alpha_steps, curve=spec.alpha_curve, steepness=spec.alpha_steepness
         )
     if spec.op is LifecycleOp.FOSSILIZE:
-        result = network.fossilize(spec.slot_id)
-        if result.done:
-            env.governor.request_snapshot()
-        return result
+        return network.fossilize(spec.slot_id)
     return network.advance(spec.slot_id)
 
 

@@ -18,6 +18,7 @@ import msgspec
 from esper._text import shorten
 from esper.kasmina.layers import check_population
 from esper.leyline import (
+    AUTOMATIC_GATES,
     EsperError,
     GateLevel,
     Incubation,
@@ -174,9 +175,9 @@ class TrainingConfig:
                 "allowed: population 1, or amp bf16"
             )
         gates = self.auto_forward_gates or ()
-        if not {*gates} <= {GateLevel.G1, GateLevel.G2, GateLevel.G3} or len({*gates}) < len(gates):
+        if not {*gates} <= AUTOMATIC_GATES or len({*gates}) < len(gates):
             names = ", ".join(gate.name.lower() for gate in gates)
-            yield f"auto_forward_gates is {names}; allowed: g1, g2, g3, each once"
+            yield f"auto_forward_gates is {names}; allowed: g1, g2, g3, g5, each once"
         if self.resume == "auto" and self.telemetry_dir is None:
             yield "resume auto looks for checkpoints in telemetry_dir, which is not set"
         yield from self._length_contradictions()
