@@ -19,8 +19,8 @@ def learn_bandit(toys, seed: int) -> None:
 
 def learn_recall(toys, seed: int, *, free: bool, updates: int) -> None:
     toy = toys.Recall(envs=64, seed=100 + seed, free=free)
-    # Among free decisions only the last of 31 steps is paid: with λ below 1 most of the credit would come from
-    # a value head that has not learned the cue yet.
+    # Among free decisions only the last of 31 steps is paid: with λ below 1 most of the credit would come
+    # from a value head that has not learned the cue yet.
     gae_lambda = 1.0 if free else PPOConfig().gae_lambda
     agent = toys.make_agent(toy, PPOConfig(anneal_updates=updates, gae_lambda=gae_lambda), seed=seed)
     toys.train(toy, agent, updates=updates, goal=0.99)
