@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -25,6 +27,19 @@ def test_an_unknown_command_names_the_known(capsys) -> None:
     error = capsys.readouterr().err
     assert "'dta' (did you mean data?)" in error
     assert ", ".join(COMMANDS) in error
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["train", "--help"], 141), (["data", "list"], 1)])
+def test_a_reader_that_goes_early_is_no_traceback(arguments: list[str], code: int) -> None:
+    """rich ends the process with 1 where it prints a table; other output ends as if by SIGPIPE."""
+    command = [sys.executable, "-m", "esper.scripts.cli", *arguments]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (code, b"")
 
 
 def test_escapes_in_an_error_do_not_reach_the_terminal(capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -87,7 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         suggestion = f" (did you mean {' or '.join(matches)}?)" if matches else ""
         return fail(f"unknown command {given[0]!r}{suggestion}; allowed: {', '.join(COMMANDS)}")
     run: Callable[[Sequence[str]], int] = import_module(COMMANDS[given[0]][0]).main
-    return run(given[1:])
+    try:
+        code = run(given[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output, for example `head`, has gone. Python would flush once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
 
 
 if __name__ == "__main__":
