@@ -36,3 +36,15 @@ def test_shaping_changes_when_an_episode_pays_not_how_much() -> None:
     }
     assert totals["shaped"] == pytest.approx(totals["sparse"], abs=1e-9)
     assert totals["escrow"] == pytest.approx(totals["sparse"], abs=1e-9)
+
+
+def test_seeds_that_the_clock_makes_permanent_count_in_the_objective(tmp_path) -> None:
+    gates = ("g1", "g2", "g3", "g5")
+    train(tmp_path / "run", policy="random", envs=8, episode_length=24, rounds=1, auto_forward_gates=gates)
+    events = story(tmp_path / "run")
+    changes = [e["data"] for e in events if e["event_type"] == "seed_lifecycle"]
+    permanent = [data for data in changes if data["kind"] == "fossilized"]
+    assert any(data["cause"] == "CLOCK" for data in permanent)
+    outcomes = [e["data"] for e in events if e["event_type"] == "episode_outcome"]
+    assert sum(outcome["fossilized"] for outcome in outcomes) == len(permanent)
+    assert sum(outcome["added_params"] for outcome in outcomes) == sum(data["params"] for data in permanent)

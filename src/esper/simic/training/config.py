@@ -77,7 +77,7 @@ class TrainingConfig:
     permissive_gates: bool | None = None
     """Whether gates check only safety instead of quality; none: as the task says."""
     auto_forward_gates: tuple[GateLevel, ...] | None = None
-    """Gates (g1, g2, g3) that a seed passes automatically as soon as they open; none: as the task says."""
+    """Gates (g1, g2, g3, g5) that a seed passes by itself as soon as they open; none: as the task says."""
     incubation: Incubation = Incubation.SHADOW
     """How a seed is trained before it is blended in: shadow (a loss at its own output) or ste (a
     straight-through gradient of the network's loss)."""
