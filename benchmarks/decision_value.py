@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.play import EMBEDDED, interval, show, split_of
+from benchmarks.play import EMBEDDED, interval, show
 from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
 from esper.leyline import LifecycleOp, SeedStage, objective, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
 from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition, get_task_spec
+from esper.simic.training.evaluation import split_of
 
 TEMPO = 3
 CHUNK = 64
@@ -452,7 +453,7 @@ def main() -> None:
     reports = []
     for task in map(get_task_spec, options.tasks):
         start = time.process_time()
-        split = split_of(task.dataset, task.val_size)
+        split = split_of(task, 0)
         plans, asked = [STATIC, *grid(task, options.schedules)], questions(task)
         print(
             f"\n**{task.name}**: {len(plans)} schedules on {options.screen} envs of each pattern, "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from esper.leyline import EpisodeOutcome, PolicyObservation, PolicyProtocol, PolicyStep
-from esper.runtime.data import SharedBatchIterator, Split, load_dataset, validation_batches, validation_split
+from esper.runtime.data import SharedBatchIterator
 from esper.runtime.tasks import TaskSpec
+from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.evaluation import split_of
 from esper.simic.training.vector_env import Observation, VectorEnv
-from esper.tamiyo.features import batch_obs_to_features, stack_inputs
 
 EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
 ROWS = 64
@@ -20,14 +20,9 @@ ROWS = 64
 Watch = Callable[[Observation, PolicyObservation, PolicyStep], None]
 
 
-@cache
-def split_of(dataset: str, val_size: int) -> Split:
-    return validation_split(load_dataset(dataset), val_size, 0)
-
-
 def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> VectorEnv:
     """These envs, in populations of at most `rows` networks."""
-    split = split_of(task.dataset, task.val_size)
+    split = split_of(task, 0)
     ids = [list(envs[at : at + rows]) for at in range(0, len(envs), rows)]
     sizes = [-(-len(group) // 8) * 8 for group in ids]
     batches = SharedBatchIterator(
@@ -37,21 +32,11 @@ def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> Vector
         create_env_group(task, group, population=size, device="cpu", root_seed=0)
         for group, size in zip(ids, sizes, strict=True)
     ]
-    return VectorEnv(
-        task, groups, batches, validation_batches(split, task.val_size), action_rules(task, root_seed=0)
-    )
+    return VectorEnv(task, groups, batches, split, action_rules(task, root_seed=0))
 
 
 def observe(env: VectorEnv, seen: Observation) -> PolicyObservation:
-    return batch_obs_to_features(
-        stack_inputs(
-            seen.signals,
-            seen.table,
-            seen.sensors,
-            last_op=[e.last_op for e in env.envs],
-            last_success=[e.last_success for e in env.envs],
-        )
-    )
+    return batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu")
 
 
 def play(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from esper.leyline import EpisodeOutcome, FactoredAction
-from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
+from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.vector_env import Observation, VectorEnv
@@ -23,6 +23,7 @@ def small_task(name: str, *, epochs: int = 8, steps: int = 2, val_size: int = 48
         episode_length=epochs,
         steps_per_epoch=steps,
         val_size=val_size,
+        final_val_size=0,
         batch_size=16,
         **changes,
     )
@@ -32,7 +33,9 @@ def make_env(
     task: TaskSpec, envs: int, *, population: int | None = None, root_seed: int = 0, hub=None
 ) -> VectorEnv:
     rows = population or task.population
-    split = validation_split(load_dataset(task.dataset), task.val_size, root_seed)
+    split = validation_split(
+        load_dataset(task.dataset), task.val_size, root_seed, final_size=task.final_val_size
+    )
     ids = [list(range(first, min(first + rows, envs))) for first in range(0, envs, rows)]
     batches = SharedBatchIterator(
         split,
@@ -50,7 +53,7 @@ def make_env(
         task,
         groups,
         batches,
-        validation_batches(split, task.val_size),
+        split,
         action_rules(task, root_seed=root_seed),
     )
 

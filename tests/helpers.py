@@ -157,7 +157,7 @@ def bring(
             slot_id,
             blueprint_id,
             row=row,
-            **(options if stage is SeedStage.BLENDING else {"tempo_epochs": 1} | options),
+            **{"tempo_epochs": 5 if stage is SeedStage.BLENDING else 1} | options,
         )
     )
     for wanted in PATH[1 : PATH.index(stage) + 1]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.play import make_env, play, split_of
+from benchmarks.play import make_env, play
 
 from benchmarks import decision_value
 from esper.runtime.tasks import get_task_spec
+from esper.simic.training.evaluation import split_of
 from esper.tamiyo import FixedSchedule, Planting
 
 
@@ -20,9 +21,7 @@ def test_a_schedule_comes_to_the_same_in_the_environment(name) -> None:
         decision_value.Planting(3, "r1c0", "conv_small"),
     )
     plantings = [Planting(p.epoch, task.slots.index(p.slot), p.blueprint) for p in plan]
-    found = decision_value.run(
-        task, split_of(task.dataset, task.val_size), [(plan, env) for env in range(5, 9)]
-    )
+    found = decision_value.run(task, split_of(task, 0), [(plan, env) for env in range(5, 9)])
     played = play(make_env(task, range(5, 9)), FixedSchedule([plantings] * 4))
     for env, outcome in zip(range(5, 9), played, strict=True):
         assert outcome.fossilized == 2

@@ -92,6 +92,6 @@ def test_a_freed_row_keeps_no_buffers_and_a_new_seed_starts_afresh() -> None:
     assert (norm.running_var[0] != 0).all(), "the other seed keeps its own"
     while model.seed_in(SLOT, 3) is not None:
         model.step_epoch([3])
-    model.germinate(SLOT, NAME, row=3)
+    model.germinate(SLOT, NAME, row=3, tempo_epochs=5)
     assert (norm.running_mean[3] == 0).all()
     assert (norm.running_var[3] == 1).all()

@@ -154,7 +154,7 @@ def test_each_stage_starts_its_own_clock():
 
 def test_the_clock_alone_counts_epochs():
     model = make("mlp")
-    model.germinate(SLOT, "norm")
+    model.germinate(SLOT, "norm", tempo_epochs=5)
     model.advance(SLOT)
     for accuracy in (50.0, 52.0, 51.0):
         model.record_epoch(0, accuracy, contributions={SLOT: accuracy - 50})
@@ -178,7 +178,7 @@ def test_a_report_stays_as_it_was():
 
 def test_each_stage_starts_its_own_accuracy_baseline():
     model = make("mlp")
-    model.germinate(SLOT, "norm")
+    model.germinate(SLOT, "norm", tempo_epochs=5)
     model.record_epoch(0, 50.0)
     model.advance(SLOT)
     model.record_epoch(0, 53.0)
@@ -227,7 +227,7 @@ def test_a_pruned_slot_rests_and_is_free_again(embargo, stage):
         with pytest.raises(
             TransitionError, match=f"GERMINATE is not possible in stage {now}; allowed: WAIT$"
         ):
-            model.germinate(SLOT, "norm", row=3)
+            model.germinate(SLOT, "norm", row=3, tempo_epochs=5)
         seen += [(tick, *move) for move in moves(model.step_epoch())]
     assert seen == [
         (1, K.STAGE_CHANGED, S.PRUNED, S.EMBARGOED),
@@ -470,7 +470,7 @@ def test_all_gates_open_by_themselves_in_time():
 
 def test_only_the_named_gate_opens_by_itself():
     model = auto(GateLevel.G1)
-    model.germinate(SLOT, "lora")
+    model.germinate(SLOT, "lora", tempo_epochs=5)
     measure(model)
     assert [r.stage_to for r in model.step_epoch()] == [S.TRAINING]
     for _ in range(10):
@@ -479,7 +479,7 @@ def test_only_the_named_gate_opens_by_itself():
 
 def test_a_gate_that_is_shut_does_not_open_by_itself():
     model = auto(GateLevel.G2)
-    model.germinate(SLOT, "lora")
+    model.germinate(SLOT, "lora", tempo_epochs=5)
     model.advance(SLOT)
     for _ in range(10):
         assert model.step_epoch() == [], "no gradient was measured"
@@ -793,7 +793,7 @@ def test_a_fresh_row_starts_without_momentum():
 
 def test_an_unmeasured_seed_says_so():
     model = make("mlp")
-    model.germinate(SLOT, "lora")
+    model.germinate(SLOT, "lora", tempo_epochs=5)
     metrics = model.reports()[SLOT].metrics
     assert metrics == SeedMetrics(params=metrics.params, host_params=model.host_params)
     assert metrics.contribution is metrics.gradient_health is metrics.current_accuracy is None

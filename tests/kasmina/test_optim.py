@@ -243,7 +243,7 @@ def test_recorded_gradients_reach_the_learning_seeds():
     model = make("mlp", 8)
     bring(model, "r0c0", "lora", SeedStage.TRAINING, row=1)
     bring(model, "r0c0", "norm", SeedStage.HOLDING, row=2, stir=0.3)
-    model.germinate("r0c1", "norm", row=3)
+    model.germinate("r0c1", "norm", row=3, tempo_epochs=5)
     optimizer = PopulationOptimizer(model)
     train_step(model, optimizer, *population_batch(model, 1))
     before = model.reports(3)

@@ -59,7 +59,7 @@ def test_a_seed_goes_through_all_its_stages() -> None:
 
 def test_a_shut_gate_and_an_empty_slot() -> None:
     model = MorphogeneticModel(CNNHost(base=2), pacing=Pacing(min_training_epochs=5))
-    model.germinate("r0c0", "norm")
+    model.germinate("r0c0", "norm", tempo_epochs=5)
     assert advance_active_seed(model, "r0c0")
     assert not advance_active_seed(model, "r0c0")
     assert model.reports()["r0c0"].stage is SeedStage.TRAINING

@@ -162,6 +162,22 @@ class ConvHeavy(ConvLight):
         return F.relu(self.norm2(self.conv2(super().body(x, lanes), lanes), lanes))
 
 
+@register("residual", "cnn")
+class ResidualBlock(ImageSeed):
+    """The branch of a residual block: two 3×3 convolutions with norms. The network gets one block deeper."""
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.conv = Conv2d(population, channels, channels, 3)
+        self.norm = GroupNorm(population, channels)
+        self.conv2 = Conv2d(population, channels, channels, 3)
+        self.norm2 = GroupNorm(population, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        hidden = F.relu(self.norm(self.conv(x, lanes), lanes))
+        return self.norm2(self.conv2(hidden, lanes), lanes)
+
+
 @register("depthwise", "cnn")
 class Depthwise(ImageSeed):
     """3×3 per channel, then 1×1 across channels: spatial reach at little cost."""
@@ -253,6 +269,25 @@ class DistanceAttention(CausalAttention):
     """Causal attention whose scores fall with distance, at another rate in each head."""
 
     distance_bias = True
+
+
+@register("transformer_block", "transformer")
+class TransformerBlock(CausalAttention):
+    """A whole pre-norm block, causal attention and MLP: the network gets one layer deeper."""
+
+    expansion = 4
+
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.attention_norm = LayerNorm(population, channels)
+        self.mlp_norm = LayerNorm(population, channels)
+        self.up = Linear(population, channels, self.expansion * channels)
+        self.down = Linear(population, self.expansion * channels, channels)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        attended = self.attention(self.attention_norm(x, lanes), lanes)
+        hidden = F.gelu(self.up(self.mlp_norm(x + attended, lanes), lanes))
+        return attended + self.down(hidden, lanes)
 
 
 class Gate(nn.Module):

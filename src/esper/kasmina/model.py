@@ -173,6 +173,13 @@ class MorphogeneticModel(nn.Module):
         """All slots in execution order."""
         return [self.slot(slot_id) for slot_id in self.seed_slots]
 
+    @property
+    def slot_depths(self) -> tuple[float, ...]:
+        """Place of each slot, in slot order, among those that activations pass: 0 first, 1 last."""
+        order = list(self.seed_slots)
+        last = max(len(order) - 1, 1)
+        return tuple(order.index(slot_id) / last for slot_id in self.slot_config.slot_ids)
+
     def check_row(self, row: int) -> int:
         if not 0 <= row < self.population:
             raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
@@ -209,13 +216,13 @@ class MorphogeneticModel(nn.Module):
         init_seed: int | None = None,
         algorithm: AlphaAlgorithm = AlphaAlgorithm.ADD,
         ramp_curve: AlphaCurve = AlphaCurve.SIGMOID,
-        tempo_epochs: int = 5,
-        alpha_target: float = 1.0,
+        tempo_epochs: int = 0,
         seed_id: str | None = None,
     ) -> OpResult:
         """Plant a seed. Its initial weights come from `init_seed`, by default a stream of (row, number of
         germination). `tempo_epochs` 0 grafts it: no isolation and no ramp, it trains with its host from the
-        next batch on. The output does not change, because a newborn seed computes exactly 0."""
+        next batch on. The output does not change, because a newborn seed computes exactly 0. Otherwise the
+        seed is trained in isolation first, and then blended in over `tempo_epochs` epochs."""
         slot, number = self.slot(slot_id), self.germinations[self.check_row(row)]
         result = slot.germinate(
             row,
@@ -225,7 +232,6 @@ class MorphogeneticModel(nn.Module):
                 algorithm=algorithm,
                 ramp_curve=ramp_curve,
                 tempo_epochs=tempo_epochs,
-                alpha_target=alpha_target,
                 init_seed=stream_seed(0, "germination", 0, row, number) if init_seed is None else init_seed,
             ),
         )

@@ -40,12 +40,16 @@ class OptimizerConfig:
     """Added to Adam's root mean square. A gradient that is 0 but for rounding (a bias in front of a norm:
     1e-10 to 1e-7 in float32) then moves a weight by a small part of the learning rate; gradients that mean
     something are 1e-4 and more."""
+    newborn_warmup: int = 0
+    """Number of a seed's first updates over which its learning rate rises linearly to the full rate; 0: full
+    from the first."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "adamw"):
             raise EsperError(f"optimizer kind {self.kind!r} is unknown; allowed: sgd, adamw")
         for name in ("host_lr", "seed_lr", "momentum", "beta2", "host_decay", "seed_decay", "clip", "eps"):
             check_number("optimizer", name, getattr(self, name))
+        check_number("optimizer", "newborn_warmup", self.newborn_warmup, integer=True)
         for name in ("momentum", "beta2"):
             if getattr(self, name) >= 1:
                 raise EsperError(f"optimizer: {name} is {getattr(self, name)}, must be below 1")
@@ -69,12 +73,15 @@ class Bank:
     """[P, 2] 1 − β1ᵗ and 1 − β2ᵗ after the row's t updates (Adam's bias corrections), kept by recurrence: `β
     ** t` rounds differently with the length of the vector, and a row must not depend on how many others there
     are."""
+    updates: Tensor
+    """[P] number of the row's updates, counted while it warms up."""
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
 
     def forget(self, rows: Tensor | int) -> None:
         """Back to the state of a row that has never learned."""
         self.bias[rows] = 0
+        self.updates[rows] = 0
         for tensors in self.state.values():
             for tensor in tensors:
                 tensor[rows] = 0
@@ -147,6 +154,7 @@ class PopulationOptimizer:
             torch.zeros(population, dtype=torch.bool),
             False,
             self.host_lr.new_zeros(population, 2),
+            self.host_lr.new_zeros(population),
             state,
         )
 
@@ -213,6 +221,9 @@ class PopulationOptimizer:
         lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)
         decay = torch.where(learning, self.host_decay if is_host else self.seed_decay, 0.0)
         keep = torch.where(learning, self.momentum, 1.0)
+        if self.config.newborn_warmup and not is_host:
+            bank.updates += learning
+            lr = lr * (bank.updates / self.config.newborn_warmup).clamp(max=1.0)
         if self.config.kind == "sgd":
             momentum = bank.state["momentum"]
             torch._foreach_addcmul_(grads, parameters, _columns(decay, parameters))
@@ -265,6 +276,8 @@ class PopulationOptimizer:
         for name, bank in self._banks().items():
             if name in live:
                 places[f"{name}.bias_correction"] = bank.bias
+                if self.config.newborn_warmup and name != "host":
+                    places[f"{name}.updates"] = bank.updates
                 for moment, tensors in bank.state.items():
                     places |= {
                         f"{name}.{p}.{moment}": t for p, t in zip(bank.parameters, tensors, strict=True)

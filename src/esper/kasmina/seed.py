@@ -43,9 +43,7 @@ class Seed:
     ramp_curve: AlphaCurve
     """Curve of the first ramp."""
     tempo_epochs: int
-    """Length of the first ramp; 0: no isolation and no ramp (a graft)."""
-    alpha_target: float
-    """Target of the first ramp."""
+    """Length of the first ramp, whose target is 1; 0: no isolation and no ramp (a graft)."""
     init_seed: int
     """Random seed of its initial weights and of its gate's."""
     stage: SeedStage = SeedStage.DORMANT
@@ -142,8 +140,6 @@ class Seed:
         """Raise a StructureError unless every number is in range and the stage allows this alpha."""
         if self.stage in (SeedStage.UNKNOWN, SeedStage.DORMANT):
             self._refuse("stage", "a seed's own stage")
-        if not 0.0 < self.alpha_target <= 1.0:
-            self._refuse("alpha_target", "a number above 0 and at most 1")
         if self.tempo_epochs < 0:
             self._refuse("tempo_epochs", "0 or more")
         if self.init_seed < 0:

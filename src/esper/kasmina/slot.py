@@ -84,12 +84,8 @@ class SeedSlot(nn.Module):
 
     def germinate(self, row: int, seed: Seed) -> OpResult:
         """Plant a seed; at a tempo of 0 epochs as a graft, which is blended in from its first step."""
-        if not 0.0 < seed.alpha_target <= 1.0:
-            raise EsperError(f"alpha target is {seed.alpha_target}, must lie in (0, 1]")
         if seed.tempo_epochs < 0:
             raise EsperError(f"tempo of {seed.tempo_epochs} epochs, must be 0 (a graft) or more")
-        if seed.is_graft and seed.alpha_target != 1.0:
-            raise EsperError(f"alpha target is {seed.alpha_target}, must be 1 for a graft (tempo 0)")
         seed.algorithm = _member(AlphaAlgorithm, seed.algorithm)
         seed.ramp_curve = _member(AlphaCurve, seed.ramp_curve)
         if not 0 <= seed.init_seed < 1 << 63:
@@ -320,7 +316,7 @@ class SeedSlot(nn.Module):
     def _enter(self, row: int, transition: Transition) -> None:
         seed = self.seed(row)
         if transition.on_enter is OnEnter.START_RAMP:
-            seed.alpha.retarget(seed.alpha_target, seed.tempo_epochs, seed.ramp_curve)
+            seed.alpha.retarget(1.0, seed.tempo_epochs, seed.ramp_curve)
         elif transition.on_enter is OnEnter.PIN_ALPHA:
             seed.alpha.pin(1.0)
         elif transition.on_enter is OnEnter.FREE:

@@ -34,7 +34,7 @@ from esper.leyline import (
     StructureError,
 )
 
-VERSION = 2
+VERSION = 3
 """Of the directory's format. Files without a field `version` name it in a field `format` instead."""
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
 
@@ -227,12 +227,28 @@ def _read_structure(path: Path) -> _Structure:
         del content["format"]
         content["version"] = 2
     check_version(content, VERSION, path)
+    if content.get("version") == 2:
+        _upgrade(content)
     if content.get("version") != VERSION:
         raise StructureError(
             f"{path}: format is {content.get('format')!r} and version {content.get('version')!r}; this Esper "
-            f"reads version {VERSION}. Load the network with the Esper that wrote it"
+            f"reads versions 2 and {VERSION}. Load the network with the Esper that wrote it"
         )
     return decode(_Structure, content, path, complete=True)
+
+
+def _upgrade(content: dict[str, Any]) -> None:
+    """Version 2 stored a target of each seed's first alpha ramp, which is always 1 now, and its optimizers
+    had no warm-up. What is not as expected stays, and the decoder names it."""
+    content["version"] = 3
+    if isinstance(content.get("optimizer"), dict):
+        content["optimizer"].setdefault("newborn_warmup", 0)
+    rows = content.get("rows")
+    for row in rows if isinstance(rows, list) else ():
+        seeds = row.get("seeds") if isinstance(row, dict) else None
+        for seed in seeds.values() if isinstance(seeds, dict) else ():
+            if isinstance(seed, dict):
+                seed.pop("alpha_target", None)
 
 
 def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:

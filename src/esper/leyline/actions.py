@@ -38,6 +38,8 @@ class BlueprintAction(IntEnum):
     MLP_SMALL = 10
     MLP = 11
     FLEX_ATTENTION = 12
+    RESIDUAL = 13
+    TRANSFORMER_BLOCK = 14
 
 
 class GerminationStyle(IntEnum):
@@ -50,11 +52,12 @@ class GerminationStyle(IntEnum):
 
 
 class TempoAction(IntEnum):
-    """Length of the first alpha ramp."""
+    """Length of the first alpha ramp. INSTANT grafts: no isolation and no ramp."""
 
     FAST = 0
     STANDARD = 1
     SLOW = 2
+    INSTANT = 3
 
 
 class AlphaTargetAction(IntEnum):
@@ -128,7 +131,7 @@ STYLE_ALPHA_ALGORITHMS = (
 )
 STYLE_CURVES = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
 """A gated seed ramps linearly: a sigmoid ramp on top of a sigmoid gate would starve the gate of gradient."""
-TEMPO_EPOCHS = (3, 5, 8)
+TEMPO_EPOCHS = (3, 5, 8, 0)
 ALPHA_TARGET_VALUES = (0.5, 0.7, 1.0)
 ALPHA_SPEED_EPOCHS = (0, 3, 5, 8)
 ALPHA_CURVE_VALUES = (
@@ -151,6 +154,7 @@ BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingP
             BlueprintAction.BOTTLENECK,
             BlueprintAction.CONV_SMALL,
             BlueprintAction.CONV_HEAVY,
+            BlueprintAction.RESIDUAL,
         },
         "transformer": _SHARED
         | {
@@ -160,6 +164,7 @@ BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingP
             BlueprintAction.MLP_SMALL,
             BlueprintAction.MLP,
             BlueprintAction.FLEX_ATTENTION,
+            BlueprintAction.TRANSFORMER_BLOCK,
         },
         "mlp": _SHARED
         | {
@@ -188,20 +193,21 @@ HEAD_ENUMS: tuple[type[IntEnum] | None, ...] = (
 #  op \ head           slot   blueprint style  tempo  target speed  curve  op
 RELEVANCE: tuple[tuple[bool, ...], ...] = (
     (False, False, False, False, False, False, False, True),  # WAIT
-    (True, True, True, True, True, False, False, True),  # GERMINATE
+    (True, True, True, True, False, False, False, True),  # GERMINATE
     (True, False, True, False, True, True, True, True),  # SET_ALPHA_TARGET
     (True, False, False, False, False, True, True, True),  # PRUNE
     (True, False, False, False, False, False, False, True),  # FOSSILIZE
     (True, False, False, False, False, False, False, True),  # ADVANCE
 )
 """Which heads carry meaning for which operation; sampling, loss, entropy, events and UI read this one
-table."""
+table. A germination has no alpha target: the first one is always 1, because no seed becomes permanent at a
+lower one."""
 
 IRRELEVANT_VALUES = (
     0,
     BlueprintAction.NOOP,
     GerminationStyle.SIGMOID_ADD,
-    TempoAction.STANDARD,
+    TempoAction.INSTANT,
     AlphaTargetAction.FULL,
     AlphaSpeedAction.INSTANT,
     AlphaCurveAction.LINEAR,

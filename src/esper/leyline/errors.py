@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -48,11 +49,14 @@ def check_number(owner: str, name: str, value: object, *, low: float = 0.0, inte
         raise EsperError(f"{owner}: {name} is {value!r}, must be a {whole}number {limit}")
 
 
-def check_numbers(owner: str, config: Any) -> None:
-    """Every number of a config, by the type of its field: 0 or more, and whole where that is an int."""
+def check_numbers(owner: str, config: Any, *, signed: Collection[str] = ()) -> None:
+    """Every number of a config, by the type of its field: 0 or more, and whole where that is an int. The
+    fields in `signed` may be negative."""
     for field in fields(config):
         if field.type in ("int", "float"):
-            check_number(owner, field.name, getattr(config, field.name), integer=field.type == "int")
+            low = -sys.float_info.max if field.name in signed else 0.0
+            value = getattr(config, field.name)
+            check_number(owner, field.name, value, low=low, integer=field.type == "int")
 
 
 def near(word: object, known: Iterable[str]) -> str:

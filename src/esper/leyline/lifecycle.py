@@ -28,6 +28,17 @@ class Pacing:
     """Gates (G1, G2, G3, G5) that a seed passes without an action, as soon as they open. G5 opens for the
     clock after one epoch in HOLDING, for at most one seed of a network per epoch."""
 
+    def epochs_to_permanence(self, tempo_epochs: int, *, strict: bool = False) -> int:
+        """Smallest number of epochs from the decision to germinate to the decision, or the tick of the clock,
+        that makes the seed permanent. `strict` gates have a minimum time in BLENDING."""
+        if tempo_epochs == 0:
+            return 1  # a graft holds at once, and its contribution is measured one epoch later
+        started = 0 if GateLevel.G1 in self.auto_forward_gates else 1
+        # G2 needs a measured gradient, so at least one epoch of training.
+        blended = started + max(self.min_training_epochs, 1)
+        held = blended + (max(tempo_epochs, self.min_blending_epochs) if strict else tempo_epochs)
+        return held + 1
+
     def __post_init__(self) -> None:
         check_numbers("pacing", self)
         if not self.auto_forward_gates <= AUTOMATIC_GATES:

@@ -46,9 +46,9 @@ class ActionMasks:
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]
-    blueprint: Tensor  # [E, 13]
+    blueprint: Tensor  # [E, 15]
     style: Tensor  # [E, 4]
-    tempo: Tensor  # [E, 3]
+    tempo: Tensor  # [E, 4]
     alpha_target: Tensor  # [E, 3]
     alpha_speed: Tensor  # [E, 4]
     alpha_curve: Tensor  # [E, 5]

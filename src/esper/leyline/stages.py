@@ -137,3 +137,4 @@ class Veto(StrEnum):
     GATE_SHUT = "gate_shut"
     ALPHA_MOVING = "alpha_moving"
     TOO_YOUNG = "too_young"
+    TOO_LATE = "too_late"

@@ -113,7 +113,7 @@ def finish_round(
         if advance is not None:
             advance(len(env.envs))
     root = env.rules.root_seed
-    accuracy = env.test(test_batches(split_of(task.dataset, task.val_size, task.block, root), task.val_size))
+    accuracy = env.test(test_batches(split_of(task, root), task.val_size))
     outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
     return [
         Played(

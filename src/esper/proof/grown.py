@@ -146,7 +146,7 @@ def evaluate(directory: str | Path) -> tuple[GrownNetwork, float]:
     except EsperError as error:
         raise EsperError(f"{Path(directory) / RECORD}: {error}") from error
     network, correct, total = NetworkRow(load_network(directory)[0]), 0, 0
-    for batch in test_batches(split_of(task.dataset, task.val_size, task.block, 0), task.val_size):
+    for batch in test_batches(split_of(task, 0), task.val_size):
         predicted = network(batch.x if network.model.layout.image else batch.x[0]).argmax(-1)
         correct += int((predicted == batch.y[0]).sum())
         total += batch.y.numel()

@@ -18,7 +18,14 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from esper.leyline import EsperError, GerminationStyle, check_number, stream_seed
+from esper.leyline import (
+    TEMPO_EPOCHS,
+    EsperError,
+    GerminationStyle,
+    TempoAction,
+    check_number,
+    stream_seed,
+)
 from esper.proof.episodes import play
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.evaluation import TRAINING
@@ -38,8 +45,10 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
     """Not to grow, and `size` different schedules. Half of them start in the first epoch, the others at any
     epoch that leaves time for a seed to become permanent."""
     rng = np.random.default_rng(stream_seed(root_seed, "sampling"))
-    needs = task.pacing.min_training_epochs + task.pacing.min_blending_epochs + 6
-    latest = max(1, task.episode_length - needs)
+    tempo = TEMPO_EPOCHS[task.tempo]
+    needed = task.pacing.epochs_to_permanence(tempo, strict=not task.gates.permissive)
+    # Three seeds are planted in successive epochs.
+    latest = max(1, task.episode_length - needed - 2)
     drawn: dict[Schedule, None] = {(): None}
     misses = 0
     while len(drawn) <= size:
@@ -52,7 +61,7 @@ def draw_schedules(task: TaskSpec, size: int, root_seed: int) -> list[Schedule]:
         start = 1 if rng.random() < 0.5 else int(rng.integers(1, latest + 1))
         slots = sorted(rng.choice(len(task.slots), seeds, replace=False).tolist())
         plan = tuple(
-            Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))])
+            Planting(start + i, slot, task.blueprints[rng.integers(len(task.blueprints))], tempo=task.tempo)
             for i, slot in enumerate(slots)
         )
         misses = misses + 1 if plan in drawn else 0
@@ -111,10 +120,16 @@ def neighbours(task: TaskSpec, plan: Schedule) -> list[Schedule]:
         if slot not in rest
     ]
     near = [
-        tuple(Planting(start + i, slot, kind, style) for i, (slot, kind) in enumerate(sorted(one.items())))
+        tuple(
+            Planting(start + i, slot, kind, style, task.tempo)
+            for i, (slot, kind) in enumerate(sorted(one.items()))
+        )
         for one in (*fewer, *others)
     ]
-    near += [tuple(replace(p, style=other) for p in plan) for other in GerminationStyle]
+    styles = list(GerminationStyle)
+    if task.tempo is TempoAction.INSTANT:
+        styles.remove(GerminationStyle.LINEAR_ADD)  # it differs from SIGMOID_ADD in its ramp alone
+    near += [tuple(replace(p, style=other) for p in plan) for other in styles]
     return [one for one in dict.fromkeys(near) if one != plan]
 
 

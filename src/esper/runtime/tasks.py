@@ -24,6 +24,7 @@ from esper.kasmina.layers import check_population
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
 from esper.leyline import (
+    AUTOMATIC_GATES,
     BLUEPRINTS_BY_TOPOLOGY,
     GateConfig,
     GateLevel,
@@ -31,6 +32,7 @@ from esper.leyline import (
     ObjectiveConfig,
     Pacing,
     SlotConfig,
+    TempoAction,
     Topology,
 )
 from esper.leyline.errors import (
@@ -46,7 +48,7 @@ from esper.runtime.data.datasets import Dataset, DatasetFacts, dataset_facts
 
 FINAL_LR_SHARE = 0.1
 """A decaying learning rate ends at this share of its first value."""
-SIZES = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population")
+SIZES = ("batch_size", "steps_per_epoch", "val_size", "final_val_size", "episode_length", "population")
 """Fields that `name:field=number` may change, beside the sizes of the host."""
 MAX_SIZE = 10**9
 MAX_DEPTH = 100
@@ -108,6 +110,7 @@ _KINDS: dict[str, Any] = {
     "blueprints": tuple,
     "conditions": ConditionSpace | None,
     "incubation": Incubation,
+    "tempo": TempoAction,
 }
 
 
@@ -147,6 +150,10 @@ class TaskSpec:
     objective: ObjectiveConfig
     blueprints: tuple[str, ...]
     """Blueprints that may be germinated."""
+    tempo: TempoAction = TempoAction.INSTANT
+    """Tempo at which schedules and rules germinate; policies may choose any."""
+    final_val_size: int = 0
+    """Number of validation samples in the last epoch, which decides J; 0: `val_size`, as in all others."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
 
@@ -169,6 +176,12 @@ class TaskSpec:
         for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population"):
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)
+        check_number("budget", "final_val_size", self.final_val_size, integer=True)
+        if 0 < self.final_val_size < self.val_size:
+            raise EsperError(
+                f"budget: final_val_size is {self.final_val_size}; "
+                f"allowed: 0, or at least val_size, {self.val_size}"
+            )
         host = self.outline
         kernel = host.spec().get("kernel", 1)
         if kernel % 2 == 0:
@@ -445,6 +458,7 @@ _DIGITS = TaskSpec(
     batch_size=32,
     steps_per_epoch=12,
     val_size=256,
+    final_val_size=512,
     episode_length=24,
     population=64,
     optimizer=OptimizerConfig(kind="adamw", host_lr=0.01, seed_lr=0.01, host_decay=1e-4),
@@ -454,7 +468,7 @@ _DIGITS = TaskSpec(
         min_blending_epochs=0,
         min_prune_age=1,
         embargo_epochs=1,
-        auto_forward_gates=frozenset({GateLevel.G1, GateLevel.G3}),
+        auto_forward_gates=AUTOMATIC_GATES,
     ),
     gates=GateConfig(permissive=True),
     objective=ObjectiveConfig(size_price=0.05, waste_price=0.02),
@@ -477,9 +491,10 @@ _FASHION = _variant(
     dataset="fashion_mnist",
     steps_per_epoch=30,
     val_size=1000,
+    final_val_size=4000,
     episode_length=40,
     population=8,
-    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm"),
+    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "attention", "norm", "residual"),
 )
 _CIFAR = _variant(
     _FASHION,
@@ -497,7 +512,16 @@ _CIFAR = _variant(
         embargo_epochs=3,
         auto_forward_gates=frozenset({GateLevel.G1}),
     ),
-    blueprints=("conv_light", "depthwise", "bottleneck", "conv_small", "conv_heavy", "attention", "norm"),
+    blueprints=(
+        "conv_light",
+        "depthwise",
+        "bottleneck",
+        "conv_small",
+        "conv_heavy",
+        "attention",
+        "norm",
+        "residual",
+    ),
 )
 _TEXT = TaskSpec(
     name="sotu",
@@ -522,7 +546,16 @@ _TEXT = TaskSpec(
     gates=_CIFAR.gates,
     pacing=_CIFAR.pacing,
     objective=ObjectiveConfig(),
-    blueprints=("norm", "attention", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"),
+    blueprints=(
+        "norm",
+        "attention",
+        "lora",
+        "lora_large",
+        "mlp_small",
+        "mlp",
+        "flex_attention",
+        "transformer_block",
+    ),
 )
 
 for _spec in (
@@ -537,7 +570,7 @@ for _spec in (
         objective=replace(_DIGITS.objective, size_price=0.4),
         conditions=ConditionSpace(
             cripple_probability=0.5,
-            train_sizes=(200, 1000),
+            train_sizes=(200, 800),
             label_noises=(0.0, 0.2),
             learning_rates=(0.01, 0.03),
         ),

@@ -52,6 +52,7 @@ class FeatureInputs:
     accuracies: Array  # [E, H], NaN before the first epoch, newest last
     losses: Array  # [E, H]
     table: ReportArray  # [E, S]
+    depths: Array  # [S], place of each slot in the order in which activations pass them: 0 first, 1 last
     sensors: dict[str, Array]  # name → [E, S], NaN where nothing was measured
     last_op: Array  # [E]
     last_success: Array  # [E]
@@ -295,10 +296,10 @@ BASE: tuple[Feature, ...] = (
 SLOT: tuple[Feature, ...] = (
     Feature(
         "depth",
-        "position of the slot: 0 first, 1 last",
+        "place of the slot in the order in which activations pass them: 0 first, 1 last",
         Source(
-            "place of the slot from 0 to 1",
-            lambda x: np.broadcast_to(np.linspace(0, 1, x.table.shape[1]), x.table.shape),
+            "place of the slot in execution order from 0 to 1",
+            lambda x: np.broadcast_to(x.depths, x.table.shape),
         ),
     ),
     *(
@@ -465,11 +466,12 @@ def stack_inputs(
     table: ReportArray,
     sensors: Mapping[str, Array],
     *,
+    depths: Sequence[float],
     last_op: Sequence[int],
     last_success: Sequence[bool],
 ) -> FeatureInputs:
     """Signals of all envs as arrays; histories are aligned at their newest epoch. `sensors` are [E, S] by
-    name; only `tap_ratio` may be missing."""
+    name; only `tap_ratio` may be missing. `depths` has one number for each slot."""
     names = (
         "epoch",
         "max_epochs",
@@ -491,8 +493,17 @@ def stack_inputs(
     for name, values in measured.items():
         if values.shape != table.shape:
             raise EsperError(f"sensors: {name} has shape {values.shape}, must have {table.shape}")
+    if len(depths) != table.shape[1]:
+        raise EsperError(f"depths: {len(depths)} numbers, must be {table.shape[1]}, one for each slot")
     return FeatureInputs(
-        columns, accuracies, losses, table, measured, np.array(last_op), np.array(last_success, np.float64)
+        columns,
+        accuracies,
+        losses,
+        table,
+        np.array(depths, np.float64),
+        measured,
+        np.array(last_op),
+        np.array(last_success, np.float64),
     )
 
 

@@ -81,11 +81,14 @@ class HeuristicConfig:
     fail_drop: float = 10.0
     """Loss of accuracy since the start of the stage, in points, at which a seed counts as failing."""
     min_contribution: float = 1.0
-    """Contribution, in points, from which a holding seed is fossilized; below it is pruned."""
+    """Contribution, in points, from which a holding seed is fossilized; below it is pruned. A graft is judged
+    after one epoch, so a negative number may be right."""
+    tempo: TempoAction = TempoAction.INSTANT
+    """Tempo of germinations."""
 
     def __post_init__(self) -> None:
         blueprint_mask(self.blueprints)
-        check_numbers("heuristic", self)
+        check_numbers("heuristic", self, signed=["min_contribution"])
         for name, feature in (
             ("plateau_epochs", "plateau"),
             ("fail_drop", "improvement"),
@@ -93,13 +96,12 @@ class HeuristicConfig:
         ):
             normaliser = NORMALISERS[feature]
             high = normaliser.curved(normaliser.high)
-            if getattr(self, name) > high:  # the feature is clipped there
-                raise EsperError(f"heuristic: {name} is {getattr(self, name)}, must be {high:g} or less")
+            if abs(getattr(self, name)) > high:  # the feature is clipped there
+                raise EsperError(f"heuristic: {name} is {getattr(self, name)}; allowed: at most {high:g}")
 
 
 BASE_COLUMN, SLOT_COLUMN = first_columns(BASE), first_columns(SLOT)
 LIVE = [SLOT_COLUMN[f"stage_{name}"] for name in ("germinated", "training", "blending", "holding")]
-STANDARD_HEADS = {STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD), TEMPO_HEAD: int(TempoAction.FAST)}
 
 
 class Heuristic(ScriptedPolicy):
@@ -126,7 +128,8 @@ class Heuristic(ScriptedPolicy):
         actions = waiting(len(masks.op))
         base, slots, blueprints = obs.base.cpu(), obs.slots.cpu(), obs.blueprints.cpu()
         legal, offered = masks.slot_by_op.cpu(), masks.blueprint.cpu()
-        wanted = self._wanted_slots(base, slots, legal[:, OP_GERMINATE])
+        in_time = masks.tempo.cpu()[:, self.config.tempo]
+        wanted = self._wanted_slots(base, slots, legal[:, OP_GERMINATE] & in_time[:, None])
         for env, slot in enumerate(wanted.tolist()):
             names = [
                 n
@@ -137,7 +140,9 @@ class Heuristic(ScriptedPolicy):
                 tap_ratio = math.exp(float(_raw(slots[env, slot], "tap_ratio")))
                 strong = tap_ratio >= self.config.strong_tap_ratio
                 name = names[0] if strong else names[min(1, len(names) - 1)]
-                heads = STANDARD_HEADS | {
+                heads = {
+                    STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD),
+                    TEMPO_HEAD: int(self.config.tempo),
                     SLOT_HEAD: slot,
                     BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name],
                     OP_HEAD: OP_GERMINATE,

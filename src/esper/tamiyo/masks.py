@@ -1,5 +1,5 @@
-"""Action masks for all networks and slots at once, read from the legality flags of their reports. Masks say
-what is possible, not what is wise.
+"""Action masks for all networks and slots at once, read from the legality flags of their reports and from the
+time that is left. Masks say what is possible, not what is wise.
 
 E envs, S slots.
 """
@@ -17,6 +17,7 @@ from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     HEAD_ENUMS,
     HEAD_NAMES,
+    LIVE_STAGES,
     OP_GERMINATE,
     PRESENT_STAGES,
     ActionMasks,
@@ -34,15 +35,19 @@ class SlotStates:
 
     legal: Bools  # [E, S, 6], in the order of LifecycleOp
     present: Bools  # [E, S], a seed that counts towards the maximum number of seeds
+    live: Bools  # [E, S], a seed that is not yet permanent
 
 
 def build_slot_states(reports: ReportArray) -> SlotStates:
     """The legality flags of stacked reports [E, S]."""
-    return SlotStates(reports["legal"], np.isin(reports["stage"], tuple(PRESENT_STAGES)))
+    stage = reports["stage"]
+    return SlotStates(
+        reports["legal"], np.isin(stage, tuple(PRESENT_STAGES)), np.isin(stage, tuple(LIVE_STAGES))
+    )
 
 
 def blueprint_mask(blueprints: Sequence[str]) -> Bools:
-    """[13] flags of the blueprints that a policy may germinate; noop never is one."""
+    """[15] flags of the blueprints that a policy may germinate; noop never is one."""
     mask = np.zeros(len(BLUEPRINT_ID_TO_INDEX), bool)
     for name in blueprints:
         if name not in BLUEPRINT_ID_TO_INDEX or name == "noop":
@@ -54,21 +59,34 @@ def blueprint_mask(blueprints: Sequence[str]) -> Bools:
     return mask
 
 
-def compute_action_masks(states: SlotStates, blueprints: Bools, *, max_seeds: int = 0) -> ActionMasks:
-    """Masks of all heads. `max_seeds` 0 means no limit."""
+def compute_action_masks(
+    states: SlotStates,
+    blueprints: Bools,
+    *,
+    epochs_left: int,
+    epochs_needed: Sequence[int],
+    max_seeds: int = 0,
+) -> ActionMasks:
+    """Masks of all heads. `epochs_left` after this decision; `epochs_needed` by tempo: from a germination to
+    the decision that makes the seed permanent. At most one seed of a network becomes permanent per epoch, so
+    live seeds take an epoch each too. `max_seeds` 0 means no limit."""
     envs = len(states.legal)
     by_op = np.swapaxes(states.legal, 1, 2).copy()  # [E, 6, S]
+    needed = np.maximum(np.asarray(epochs_needed), states.live.sum(1, keepdims=True) + 1)  # [E, tempos]
+    in_time = needed <= epochs_left
+    cannot = ~in_time.any(1)
     if max_seeds:
-        full = states.present.sum(1) >= max_seeds
-        by_op[full, OP_GERMINATE] = False
+        cannot |= states.present.sum(1) >= max_seeds
+    by_op[cannot, OP_GERMINATE] = False
     free = {
         name: torch.ones(envs, len(enum), dtype=torch.bool)
         for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True)
-        if enum is not None and name not in ("op", "blueprint")
+        if enum is not None and name not in ("op", "blueprint", "tempo")
     }
     return ActionMasks(
         op=torch.from_numpy(by_op.any(2)),
         slot_by_op=torch.from_numpy(by_op),
         blueprint=torch.from_numpy(np.tile(blueprints, (envs, 1))),
+        tempo=torch.from_numpy(in_time),
         **free,
     )

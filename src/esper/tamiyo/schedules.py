@@ -14,13 +14,14 @@ import orjson
 from msgspec import Meta
 
 from esper._files import decode_file, write_atomic
-from esper.leyline import EsperError, GerminationStyle, StructureError, allowed
+from esper.leyline import EsperError, GerminationStyle, StructureError, TempoAction, allowed
 from esper.tamiyo.scripted import Planting
 
 Schedule = tuple[Planting, ...]
 Pattern = tuple[bool, ...]
 """One mark for each block of the host: True where it is crippled."""
-VERSION = 1
+VERSION = 2
+"""Of the file. Plantings of version 1 have no tempo; they were made at the fastest ramp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class _StoredPlanting:
     slot: str
     blueprint: str
     style: str
+    tempo: str = TempoAction.FAST.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ def save_schedules(path: str | Path, schedules: Schedules, slots: Sequence[str],
 
     def stored(result: ScheduleResult) -> _StoredResult:
         plantings = [
-            _StoredPlanting(p.epoch, slots[p.slot], p.blueprint, p.style.name) for p in result.schedule
+            _StoredPlanting(p.epoch, slots[p.slot], p.blueprint, p.style.name, p.tempo.name)
+            for p in result.schedule
         ]
         return _StoredResult(
             plantings, result.objective, result.gain, seeds=result.networks, env_steps=result.env_steps
@@ -128,6 +131,7 @@ def load_schedules(
                 ("slot", slots),
                 ("blueprint", blueprints),
                 ("style", GerminationStyle.__members__),
+                ("tempo", TempoAction.__members__),
             ):
                 value = getattr(planting, name)
                 if value not in known:
@@ -137,7 +141,13 @@ def load_schedules(
                     )
         return ScheduleResult(
             schedule=tuple(
-                Planting(p.epoch, slots.index(p.slot), p.blueprint, GerminationStyle[p.style])
+                Planting(
+                    p.epoch,
+                    slots.index(p.slot),
+                    p.blueprint,
+                    GerminationStyle[p.style],
+                    TempoAction[p.tempo],
+                )
                 for p in result.schedule
             ),
             objective=result.objective,

@@ -127,18 +127,19 @@ class RandomValid(ScriptedPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Planting:
-    """One entry of a schedule: a blueprint, the index of its slot, the epoch (from 1) and the blending
-    style."""
+    """One entry of a schedule: a blueprint, the index of its slot, the epoch (from 1), the blending style and
+    the tempo."""
 
     epoch: int
     slot: int
     blueprint: str
     style: GerminationStyle = GerminationStyle.SIGMOID_ADD
+    tempo: TempoAction = TempoAction.INSTANT
 
 
 class FixedSchedule(ScriptedPolicy):
-    """Germinates on schedule at the fastest tempo, then advances and fossilizes as soon as the gates open.
-    One action per epoch: an entry that is due but not possible now waits until it is."""
+    """Germinates on schedule, and advances and fossilizes as soon as the gates open. One action per epoch: an
+    entry that is due but not possible now waits until it is."""
 
     def __init__(self, schedules: Sequence[Sequence[Planting]]) -> None:
         """One schedule for each env."""
@@ -181,10 +182,15 @@ class FixedSchedule(ScriptedPolicy):
     ) -> PolicyStep:
         self._epoch += 1
         actions = waiting(len(masks.op))
-        legal = masks.slot_by_op.cpu().numpy()
+        legal, in_time = masks.slot_by_op.cpu().numpy(), masks.tempo.cpu().numpy()
         for env, pending in enumerate(self._open):
             due = next(
-                (p for p in pending if p.epoch <= self._epoch and legal[env, OP_GERMINATE, p.slot]), None
+                (
+                    p
+                    for p in pending
+                    if p.epoch <= self._epoch and legal[env, OP_GERMINATE, p.slot] and in_time[env, p.tempo]
+                ),
+                None,
             )
             if due is not None:
                 pending.remove(due)
@@ -193,7 +199,7 @@ class FixedSchedule(ScriptedPolicy):
                         due.slot,
                         BLUEPRINT_ID_TO_INDEX[due.blueprint],
                         int(due.style),
-                        int(TempoAction.FAST),
+                        int(due.tempo),
                         OP_GERMINATE,
                     ]
                 )

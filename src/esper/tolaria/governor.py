@@ -17,6 +17,7 @@ import msgspec
 
 from esper._files import decode
 from esper.leyline import (
+    LIVE_STAGES,
     PRESENT_STAGES,
     BlueprintAction,
     EsperError,
@@ -211,13 +212,16 @@ def preflight(
     blueprints: Collection[BlueprintAction],
     val_loss: float,
     val_accuracy: float,
+    epochs_left: int,
+    epochs_needed: Sequence[int],
     max_seeds: int = 0,
 ) -> Veto | None:
     """The first reason against this operation on one network: its measurements, then the legality that the
     report of the slot states and the action masks show too. Waiting is never vetoed.
 
     `reports` covers the occupied slots, `blueprints` are those that may be germinated here; `max_seeds` 0
-    means no limit."""
+    means no limit. A germination is too late if the seed cannot become permanent in the `epochs_left`: it
+    takes `epochs_needed` by tempo, and at most one seed becomes permanent per epoch."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -235,4 +239,7 @@ def preflight(
         return Veto.TOO_MANY_SEEDS
     if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
         return Veto.BLUEPRINT_UNKNOWN
+    live = sum(other.stage in LIVE_STAGES for other in reports.values())
+    if epochs_left < max(epochs_needed[action.tempo], live + 1):
+        return Veto.TOO_LATE
     return None

@@ -439,9 +439,10 @@ def fuse_shared(x: Tensor, rows: int) -> Tensor:
     return tiled.view(batch, height, width, rows * channels).permute(0, 3, 1, 2)
 
 
-def validation_batches(split: Split, batch_size: int) -> EvalBatches:
-    """The validation samples of a split."""
-    data, index = split.dataset, torch.from_numpy(split.val).to(split.dataset.train_x.device)
+def validation_batches(split: Split, batch_size: int, *, final: bool = False) -> EvalBatches:
+    """The validation samples of a split; with `final` those of the last epoch."""
+    data = split.dataset
+    index = torch.from_numpy(split.final if final else split.val).to(data.train_x.device)
     if split.block:
         at = index.unsqueeze(1) * split.block + torch.arange(split.block, device=index.device)
         return EvalBatches(data.train_x[at], data.train_y[at], batch_size)

@@ -381,25 +381,33 @@ class Split:
     dataset: Dataset
     train: NDArray[np.int64]
     val: NDArray[np.int64]
+    final: NDArray[np.int64]
+    """Validation samples of the last epoch: those of the other epochs, and perhaps more."""
     block: int = 0  # text only: tokens per window
 
 
-def validation_split(dataset: Dataset, val_size: int, seed: int, *, block: int = 0) -> Split:
+def validation_split(
+    dataset: Dataset, val_size: int, seed: int, *, block: int = 0, final_size: int = 0
+) -> Split:
     """One fixed validation set for all envs: images and vectors by class from the "split" stream of `seed`,
-    text from the end."""
+    text from the end. `final_size` samples, if that is more, are kept for the last epoch."""
+    final_size = max(val_size, final_size)
     text = dataset.kind == "text"
     if text != (block > 0):
         raise DataError(f"block {block} with {dataset.kind} data; allowed: ≥ 1 for text, 0 for other data")
     samples = (len(dataset.train_x) - 1) // block if text else len(dataset.train_x)
-    if not 0 <= val_size < samples - text:
+    if not 0 <= val_size <= final_size < samples - text:
         raise DataError(
-            f"val_size {val_size} of {samples} samples for training in {dataset.name}; "
-            f"allowed: 0 to {samples - 1 - text}"
+            f"val_size {val_size}, final_size {final_size} of {samples} samples for training in "
+            f"{dataset.name}; allowed: 0 to {samples - 1 - text}"
         )
     if text:
-        first = samples - val_size
-        train, val = np.arange(first - 1), np.arange(first, samples)
+        first = samples - final_size
+        train, final, val = np.arange(first - 1), np.arange(first, samples), np.arange(samples)[-val_size:]
     else:
-        val = stratified(dataset.train_y.cpu().numpy(), val_size, stream_seed(seed, "split"))
-        train = np.setdiff1d(np.arange(samples), val)
-    return Split(dataset=dataset, train=train, val=val, block=block)
+        labels = dataset.train_y.cpu().numpy()
+        val = stratified(labels, val_size, stream_seed(seed, "split"))
+        rest = np.setdiff1d(np.arange(samples), val)
+        more = rest[stratified(labels[rest], final_size - val_size, stream_seed(seed, "split", 1))]
+        train, final = np.setdiff1d(rest, more), np.union1d(val, more)
+    return Split(dataset=dataset, train=train, val=val, final=final, block=block)

@@ -14,7 +14,9 @@ from msgspec import Meta
 from esper.leyline import (
     BLENDED_STAGES,
     LIVE_STAGES,
+    LifecycleKind,
     LifecycleOp,
+    LifecycleRecord,
     LossRewardConfig,
     ObjectiveConfig,
     RentConfig,
@@ -63,11 +65,19 @@ class Step:
     def after(self) -> EnvMeasure:
         return self.inputs.after
 
-    def acted(self, op: LifecycleOp) -> float | None:
-        """This epoch's contribution of the seed that an executed `op` acted on. None if another op was
-        executed, or if the seed was not measured."""
+    def pruned_points(self) -> float:
+        """This epoch's contribution of the seed that an executed PRUNE acted on; 0 if there is none, or if
+        the seed was not measured."""
         outcome = self.inputs.outcome
-        return self.after.contributions.get(outcome.spec.slot_id) if outcome.effective_op is op else None
+        if outcome.effective_op is not LifecycleOp.PRUNE:
+            return 0.0
+        return self.after.contributions.get(outcome.spec.slot_id, 0.0)
+
+    def new_fossil(self) -> LifecycleRecord | None:
+        """The seed that became permanent in this step, by an action or by the clock. There is at most one,
+        and its contribution was measured in this epoch, because G5 demands it."""
+        records = self.inputs.outcome.records
+        return next((r for r in records if r.kind is LifecycleKind.FOSSILIZED), None)
 
     def change(self, name: str, level: float, discount: float) -> float:
         """discount · level − last level. With the discount of the rewards, a segment that begins and ends at
@@ -205,19 +215,21 @@ def _intervention(step: Step) -> float:
 
 
 def _fossilize(step: Step) -> float:
-    """Bonus for fossilizing a seed that contributes, penalty for one that does harm; 0 if it was refused."""
-    points = step.acted(LifecycleOp.FOSSILIZE)
-    return 0.0 if points is None else step.config.fossilize_bonus * math.tanh(points)
+    """Bonus when a seed that contributes becomes permanent, penalty for one that does harm."""
+    fossil = step.new_fossil()
+    if fossil is None:
+        return 0.0
+    return step.config.fossilize_bonus * math.tanh(step.after.contributions[fossil.slot_id])
 
 
 def _fossilize_in_part(step: Step) -> float:
     """`fossilize` with a part of it deferred: `drip` pays that in equal shares until the episode ends."""
-    inputs = step.inputs
-    if inputs.outcome.effective_op is not LifecycleOp.FOSSILIZE or inputs.is_last:
+    inputs, fossil = step.inputs, step.new_fossil()
+    if fossil is None or inputs.is_last:
         return _fossilize(step)
     dripping = step.config.drip_fraction
-    seed_id = step.after.reports[inputs.outcome.spec.slot_id].seed_id
-    step.memory.drips[seed_id] = dripping * step.config.fossilize_bonus / (inputs.max_epochs - inputs.epoch)
+    share = dripping * step.config.fossilize_bonus / (inputs.max_epochs - inputs.epoch)
+    step.memory.drips[fossil.seed_id] = share
     return (1.0 - dripping) * _fossilize(step)
 
 
@@ -234,7 +246,7 @@ def _drip(step: Step) -> float:
 def _prune(step: Step) -> float:
     """Bonus for pruning a seed that does harm, penalty for one that contributes; 0 for one not yet
     measured."""
-    points = step.acted(LifecycleOp.PRUNE) or 0.0
+    points = step.pruned_points()
     return math.tanh(-points) * (step.config.prune_penalty if points > 0.0 else step.config.prune_bonus)
 
 
@@ -251,10 +263,11 @@ def _hindsight(step: Step) -> float:
         old, since = memory.boosts.get(seed_id, (0.0, epoch))
         if measured and boost > 0.0 and boost >= old * step.gamma ** (epoch - since):
             memory.boosts[seed_id] = [boost, epoch]
-    points = step.acted(LifecycleOp.FOSSILIZE)
-    if points is None:
+    fossil = step.new_fossil()
+    if fossil is None:
         return 0.0
-    boost, since = memory.boosts.pop(now.reports[step.inputs.outcome.spec.slot_id].seed_id, (0.0, epoch))
+    boost, since = memory.boosts.pop(fossil.seed_id, (0.0, epoch))
+    points = now.contributions[fossil.slot_id]
     return compute_scaffold_hindsight_credit(
         boost, points, delay=int(epoch - since), weight=step.config.hindsight_weight, gamma=step.gamma
     )

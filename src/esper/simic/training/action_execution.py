@@ -59,6 +59,8 @@ class ActionRules:
     objective: ObjectiveConfig
     root_seed: int
     max_epochs: int
+    epochs_needed: tuple[int, ...]
+    """By tempo: epochs from a germination to the decision that makes the seed permanent."""
     max_seeds: int = 0
     reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
@@ -111,11 +113,12 @@ def parse_sampled_action(
     reports: Mapping[str, SeedStateReport],
     rules: ActionRules,
     *,
+    epoch: int,
     val_loss: float,
     val_accuracy: float,
 ) -> ActionSpec:
     """Decode the eight head indices, and let the governor's preflight decide whether the action can be
-    executed. Pure."""
+    executed in this epoch. Pure."""
     action = FactoredAction.from_indices(*indices)
     slot_id, position = resolve_target_slot(
         action.slot_idx, enabled_slots=rules.slot_config.slot_ids, slot_config=rules.slot_config
@@ -141,6 +144,8 @@ def parse_sampled_action(
             val_loss=val_loss,
             val_accuracy=val_accuracy,
             max_seeds=rules.max_seeds,
+            epochs_left=rules.max_epochs - epoch,
+            epochs_needed=rules.epochs_needed,
         ),
     )
 
@@ -164,6 +169,7 @@ def execute_actions(
             indices,
             env.model.reports(),
             context.rules,
+            epoch=context.epoch,
             val_loss=env.val_loss,
             val_accuracy=env.val_accuracy,
         )
@@ -234,7 +240,6 @@ def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> O
             algorithm=spec.algorithm,
             ramp_curve=spec.ramp_curve,
             tempo_epochs=spec.tempo_epochs,
-            alpha_target=spec.alpha_target,
         )
     if spec.op is LifecycleOp.SET_ALPHA_TARGET:
         return network.set_alpha_target(
@@ -408,5 +413,11 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
         )
         result.post_action_slot_reports.append(reports)
         result.post_action_masks.append(
-            compute_action_masks(states, rules.blueprint_mask, max_seeds=rules.max_seeds)
+            compute_action_masks(
+                states,
+                rules.blueprint_mask,
+                epochs_left=rules.max_epochs - context.epoch - 1,
+                epochs_needed=rules.epochs_needed,
+                max_seeds=rules.max_seeds,
+            )
         )

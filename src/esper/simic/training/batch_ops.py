@@ -106,6 +106,7 @@ def batch_signals_to_features(
             batch_signals,
             batch_slot_reports,
             sensors,
+            depths=env_states[0].model.model.slot_depths,
             last_op=[env.last_op for env in env_states],
             last_success=[env.last_success for env in env_states],
         ),

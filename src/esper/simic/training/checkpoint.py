@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from esper.tamiyo.policy import RecurrentPolicy
 
 KIND = "run"
-VERSION = 2
-"""Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy."""
+VERSION = 3
+"""Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy. Seeds of
+version 2 have a target of their first alpha ramp."""
 BEST = "best.safetensors"
 MAY_CHANGE = frozenset(
     {"rounds", "telemetry_dir", "telemetry", "checkpoint_every", "keep_last", "resume", "data_root"}

@@ -11,6 +11,7 @@ import torch
 
 from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
 from esper.leyline import (
+    TEMPO_EPOCHS,
     BlueprintAction,
     LifecycleOp,
     PopulationError,
@@ -156,5 +157,9 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         objective=task.objective,
         root_seed=root_seed,
         max_epochs=task.episode_length,
+        epochs_needed=tuple(
+            task.pacing.epochs_to_permanence(epochs, strict=not task.gates.permissive)
+            for epochs in TEMPO_EPOCHS
+        ),
         max_seeds=max_seeds,
     )

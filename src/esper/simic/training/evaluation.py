@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from esper.runtime.data import (
-    SharedBatchIterator,
-    Split,
-    load_dataset,
-    validation_batches,
-    validation_split,
-)
+from esper.runtime.data import SharedBatchIterator, Split, load_dataset, validation_split
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.env_factory import action_rules, create_env_group
-from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
+from esper.simic.training.vector_env import VectorEnv
 
 HELD_OUT, TRAINING = -1, 0
 """Root seeds. The root seed of a training run is 0 or more, so no policy was trained or chosen on the
@@ -25,25 +19,24 @@ held-out networks."""
 
 
 @lru_cache(maxsize=2)
-def split_of(dataset: str, val_size: int, block: int, root_seed: int) -> Split:
-    return validation_split(load_dataset(dataset), val_size, root_seed, block=block)
+def _split(dataset: str, val_size: int, final_size: int, block: int, root_seed: int) -> Split:
+    return validation_split(load_dataset(dataset), val_size, root_seed, block=block, final_size=final_size)
+
+
+def split_of(task: TaskSpec, root_seed: int) -> Split:
+    """The task's dataset, divided into training and validation samples."""
+    return _split(task.dataset, task.val_size, task.final_val_size, task.block, root_seed)
 
 
 def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
     """One population with an env for each numbered network, without rewards."""
-    split = split_of(task.dataset, task.val_size, task.block, root_seed)
+    split = split_of(task, root_seed)
     task.check_data(split.dataset)
     batches = SharedBatchIterator(
         split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
     )
     group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed)
-    return VectorEnv(
-        task,
-        [group],
-        batches,
-        validation_batches(split, min(task.val_size, EVALUATION_BATCH)),
-        action_rules(task, root_seed=root_seed),
-    )
+    return VectorEnv(task, [group], batches, split, action_rules(task, root_seed=root_seed))
 
 
 def populations(

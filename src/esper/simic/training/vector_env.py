@@ -8,7 +8,7 @@ E envs, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from esper.leyline import (
     TrainingSignals,
     stack_reports,
 )
+from esper.runtime.data import validation_batches
 from esper.simic.training.action_execution import ActionContext, ActionResult, ActionRules, execute_actions
 from esper.simic.training.batch_ops import (
     finish_training,
@@ -43,7 +44,7 @@ from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 
 if TYPE_CHECKING:
-    from esper.runtime.data import Batch, EvalBatches, SharedBatchIterator
+    from esper.runtime.data import EvalBatches, SharedBatchIterator, Split
     from esper.runtime.tasks import TaskSpec
 
 
@@ -83,14 +84,19 @@ class VectorEnv:
         task: TaskSpec,
         groups: Sequence[EnvGroup],
         train: SharedBatchIterator,
-        validation: Iterable[Batch],
+        split: Split,
         rules: ActionRules,
         *,
         criterion: Criterion = cross_entropy,
     ) -> None:
         self.task, self.groups, self.train, self.criterion = task, list(groups), train, criterion
-        self.validation = Validation(list(validation), criterion, rules.root_seed)
         self.rules = rules
+        size = min(len(split.val), EVALUATION_BATCH)
+        self.validation = Validation(list(validation_batches(split, size)), criterion, rules.root_seed)
+        self.final_validation = self.validation
+        if len(split.final) > len(split.val):
+            batches = list(validation_batches(split, size, final=True))
+            self.final_validation = Validation(batches, criterion, rules.root_seed)
         self.envs: list[ParallelEnvState] = sorted(
             (env for group in self.groups for env in group.envs), key=lambda e: e.env_idx
         )
@@ -122,8 +128,12 @@ class VectorEnv:
         finish_training(self.groups)
 
     def validate(self, epoch: int) -> None:
-        """Evaluate every coalition of every env on the shared validation set."""
-        self.validation.measure(self.groups, epoch)
+        """Evaluate every coalition of every env on the shared validation set. That of the last epoch may be
+        larger: it decides J."""
+        self._validation_at(epoch).measure(self.groups, epoch)
+
+    def _validation_at(self, epoch: int) -> Validation:
+        return self.final_validation if epoch == self.rules.max_epochs else self.validation
 
     def sense(self, epoch: int) -> Observation:
         """Check the losses, and collect signals, reports, sensors and masks."""
@@ -142,7 +152,11 @@ class VectorEnv:
         reports = [env.model.reports() for env in self.envs]
         table = stack_reports(reports, self.rules.slot_config)
         masks = compute_action_masks(
-            build_slot_states(table), self.rules.blueprint_mask, max_seeds=self.rules.max_seeds
+            build_slot_states(table),
+            self.rules.blueprint_mask,
+            epochs_left=self.rules.max_epochs - epoch,
+            epochs_needed=self.rules.epochs_needed,
+            max_seeds=self.rules.max_seeds,
         )
         return Observation(epoch, signals, reports, table, stack_sensors(self.envs), masks, panics)
 
@@ -151,7 +165,8 @@ class VectorEnv:
     ) -> ActionResult:
         """Execute one action per env (indices in head order), tick the clock and, in the last epoch, close
         the episodes."""
-        context = ActionContext(self.rules, self.groups, self.validation, seen.epoch, seen.panics, cut_after)
+        validation = self._validation_at(seen.epoch)
+        context = ActionContext(self.rules, self.groups, validation, seen.epoch, seen.panics, cut_after)
         ledger = self.ledger
         return execute_actions(
             context,

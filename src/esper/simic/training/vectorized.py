@@ -17,7 +17,7 @@ import torch.amp as torch_amp
 
 from esper.leyline import EsperError, PolicyProtocol, SlotConfig, allowed, stream_seed
 from esper.nissa import RunDirectory, TelemetryError, TelemetryHub, get_hub
-from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
+from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
@@ -37,7 +37,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
-from esper.simic.training.vector_env import EVALUATION_BATCH, VectorEnv
+from esper.simic.training.vector_env import VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
 from esper.tamiyo.features import BASE, SLOT, columns, schema, width
 from esper.tamiyo.heuristic import Heuristic
@@ -219,7 +219,11 @@ def build_env(
     data = load_dataset(task.dataset, config.data_root)
     task.check_data(data)
     split = validation_split(
-        data.to(devices[0]) if config.gpu_preload else data, task.val_size, config.seed, block=task.block
+        data.to(devices[0]) if config.gpu_preload else data,
+        task.val_size,
+        config.seed,
+        block=task.block,
+        final_size=task.final_val_size,
     )
     worlds = [[member // config.twins for member in members] for members in ids]
     batches = SharedBatchIterator(
@@ -253,9 +257,7 @@ def build_env(
         reward=rewards,
         rollback_reward=rewards.rollback,
     )
-    return VectorEnv(
-        task, groups, batches, validation_batches(split, min(task.val_size, EVALUATION_BATCH)), rules
-    )
+    return VectorEnv(task, groups, batches, split, rules)
 
 
 def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractContextManager[Any]]:
