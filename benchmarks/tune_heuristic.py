@@ -45,7 +45,7 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "depth_price": (0.0, 0.2, 0.5, 1.0, 2.0, 8.0),
     "max_seeds": (1, 2, 3),
     "max_live": (1, 2, 3),
-    "min_contribution": (0.0, 1.0, 2.0, 5.0),
+    "min_contribution": (-30.0, -5.0, 0.0, 1.0),
     "blueprints": (
         ("conv_light", "depthwise", "mlp_small", "lora", "norm"),
         ("depthwise", "conv_light", "lora", "mlp_small", "norm"),
@@ -63,7 +63,7 @@ EAGER = HeuristicConfig(
     depth_price=8.0,
     max_seeds=3,
     max_live=3,
-    min_contribution=0.0,
+    min_contribution=-30.0,
 )
 """One seed after the other from the first epoch on, the first slots first."""
 BY_HAND = (

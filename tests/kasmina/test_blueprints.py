@@ -40,6 +40,7 @@ from helpers import (
     digits,
     fuse,
     make,
+    passed,
     population_batch,
     stir_seed,
     train_step,
@@ -106,10 +107,14 @@ COUNTS = {
     ("cnn", "conv_small"): lambda c: c * c + 3 * c,
     ("cnn", "conv_light"): lambda c: 9 * c * c + 3 * c,
     ("cnn", "conv_heavy"): lambda c: 2 * 9 * c * c + 5 * c,
+    ("cnn", "residual"): lambda c: 2 * 9 * c * c + 5 * c,
     ("cnn", "depthwise"): lambda c: 9 * c + c * c + 3 * c,
     ("cnn", "bottleneck"): lambda c: 2 * c * hidden(c) + 9 * hidden(c) ** 2 + 3 * c,
     ("transformer", "attention"): lambda c: 4 * c * c + 4 * c + c,
     ("transformer", "flex_attention"): lambda c: 4 * c * c + 4 * c + c,
+    ("transformer", "transformer_block"): lambda c: (
+        (4 * c * c + 4 * c) + 2 * 2 * c + (c * 4 * c + 4 * c) + (4 * c * c + c) + c
+    ),
     **{(t, "norm"): lambda c: 2 * c + c for t in ("transformer", "mlp")},
     **{(t, "lora"): lambda c: 2 * 8 * c + c for t in ("transformer", "mlp")},
     **{(t, "lora_large"): lambda c: 2 * 32 * c + c for t in ("transformer", "mlp")},
@@ -233,10 +238,10 @@ def test_blend_formulas(topology, name, algorithm, alpha):
         name,
         SeedStage.BLENDING,
         algorithm=algorithm,
-        alpha_target=alpha,
         tempo_epochs=1,
         stir=0.3,
     )
+    passed(model.set_alpha_target(SLOT, alpha, steps=0))
     x, _ = population_batch(model, 1)
     h, banks, one = features(model, x, SLOT), model.slot(SLOT).banks, Lanes(1, Mode.EVAL)
     delta = banks[name](h, one)
@@ -270,13 +275,13 @@ def test_no_token_sees_what_follows_it(name, algorithm):
 
 def test_attention_looks_back():
     """The counterpart of the test above: a causal mask that hid everything would pass it."""
-    for name in ("attention", "flex_attention"):
+    for name in ("attention", "flex_attention", "transformer_block"):
         model = make("transformer", dtype=torch.float64).eval()
         bring(model, "r0c1", name, SeedStage.HOLDING, stir=0.5)
         h = torch.randn(1, 2, 6, 8, dtype=torch.float64)
         bank = model.slot("r0c1").banks[name]
         before = bank(h, Lanes(1, Mode.EVAL))
-        h[:, :, 0] += 1.0
+        h[:, :, 0, ::2] += 1.0  # a norm would hide a shift of all channels
         assert (bank(h, Lanes(1, Mode.EVAL)) - before)[:, :, 1:].abs().amax((0, 1, 3)).min() > 1e-6
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import MorphogeneticModel, NetworkRow, PopulationOptimizer, export_row
 from esper.leyline import AlphaAlgorithm, PopulationError, SeedStage
-from helpers import HOSTS, blueprints, bring, fuse, make, network_batch, population_batch, train_step
+from helpers import HOSTS, blueprints, bring, fuse, make, network_batch, passed, population_batch, train_step
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
 CATALOGUE = [(topology, name) for topology in HOSTS for name in [*blueprints(topology), "noop"]]
@@ -83,8 +83,10 @@ def grown(topology, dtype: torch.dtype = torch.float32) -> MorphogeneticModel:
             row=3,
             stir=0.3,
             algorithm=list(AlphaAlgorithm)[i % 3],
-            alpha_target=0.6 if stage is SeedStage.BLENDING else 1.0,
+            tempo_epochs=1,
         )
+        if stage is SeedStage.BLENDING:
+            passed(model.set_alpha_target(slot_id, 0.6, row=3, steps=0))
     optimizer = PopulationOptimizer(model)
     for step in range(3):  # so that batch norms have seen something
         train_step(model, optimizer, *population_batch(model, step))

@@ -46,7 +46,6 @@ def seed(
         algorithm=AlphaAlgorithm.ADD,
         tempo_epochs=3,
         ramp_curve=AlphaCurve.LINEAR,
-        alpha_target=1.0,
         stage=stage,
         metrics=SeedMetrics(**metrics),
     )

@@ -63,13 +63,10 @@ def test_a_graft_is_held_at_once_and_says_so_in_one_record() -> None:
         model.germinate("r0c1", "conv_light", tempo_epochs=0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"alpha_target": 0.5}, "0.5"), ({"tempo_epochs": -1}, "-1")]
-)
-def test_a_bad_graft_is_refused_and_changes_nothing(options: dict[str, Any], message: str) -> None:
+def test_a_bad_graft_is_refused_and_changes_nothing() -> None:
     model = make("cnn")
-    with pytest.raises(EsperError, match=message):
-        model.germinate("r0c1", "conv_light", **{"tempo_epochs": 0} | options)
+    with pytest.raises(EsperError, match="tempo of -1 epochs"):
+        model.germinate("r0c1", "conv_light", tempo_epochs=-1)
     assert model.reports() == {}
 
 

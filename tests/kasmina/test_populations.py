@@ -59,8 +59,7 @@ def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
                     "blueprint_id": random.choice(names),
                     "algorithm": random.choice(list(AlphaAlgorithm)),
                     "init_seed": random.randrange(2**40),
-                    "tempo_epochs": random.choice((1, 2)),
-                    "alpha_target": random.choice((0.5, 1.0, 1.0)),
+                    "tempo_epochs": random.choice((0, 1, 1, 2)),
                     "seed_id": f"{env}-{step}",
                 }
             elif kind == "retarget":
@@ -123,7 +122,7 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
     """Eight random lives side by side, and the same lives each on its own: 20 steps later the weights agree
     to 1e-9."""
     steps, seeds = 20, [50 + row for row in range(8)]
-    config = OptimizerConfig(kind=kind, host_lr=0.02, seed_lr=0.03, seed_decay=0.01)
+    config = OptimizerConfig(kind=kind, host_lr=0.02, seed_lr=0.03, seed_decay=0.01, newborn_warmup=3)
     model = make(
         topology, 8, dtype=torch.float64, incubation=incubation, random_seeds=seeds, slots=PLACES[topology]
     )
@@ -139,13 +138,14 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
         optimizers[row].host_lr[0] = optimizer.host_lr[row]
         optimizers[row].clip[0] = optimizer.clip[row]
     lives = [life(row, steps, model) for row in range(8)]
-    stages = set()
+    stages, tempos = set(), set()
     for step in range(steps):
         batches = [network_batch(model, 100 * step + row) for row in range(8)]
         for row, single in enumerate(singles):
             assert live_through(model, row, lives[row][step]) == live_through(single, 0, lives[row][step])
             train_step(single, optimizers[row], *fuse(single, [batches[row]]))
             stages |= {report.stage for report in single.reports().values()}
+            tempos |= {report.tempo_epochs for report in single.reports().values()}
         train_step(model, optimizer, *fuse(model, batches))
     for row, single in enumerate(singles):
         assert distance(row_tensors(model, optimizer, row), row_tensors(single, optimizers[row], 0)) < 1e-9, (
@@ -156,6 +156,7 @@ def test_a_population_equals_separate_networks(topology, incubation, kind):
     assert stages >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.PRUNED}, (
         "lives with something in them"
     )
+    assert tempos == {0, 1, 2}, "grafts among them"
 
 
 # -- bit for bit, in float32 ---------------------------------------------------------------------------------
@@ -178,7 +179,8 @@ class Run:
         self.model = make(
             topology, population, incubation=incubation, random_seeds=seeds, slots=PLACES[topology]
         )
-        self.optimizer = PopulationOptimizer(self.model, OptimizerConfig(kind=kind, host_lr=0.02))
+        config = OptimizerConfig(kind=kind, host_lr=0.02, newborn_warmup=3 if kind == "adamw" else 0)
+        self.optimizer = PopulationOptimizer(self.model, config)
         self.envs = envs
         self.lives = {row: life(env, steps, self.model) for row, env in envs.items()}
         idle = [row for row in range(population) if row not in envs]

@@ -33,6 +33,7 @@ from esper.kasmina import (
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
     CLOCK,
+    GRAFT,
     LIVE_STAGES,
     TRANSITIONS,
     AlphaAlgorithm,
@@ -162,8 +163,7 @@ class World:
                 names[op.blueprint % len(names)],
                 row=row,
                 algorithm=op.algorithm,
-                tempo_epochs=max(op.steps, 1),
-                alpha_target=op.target,
+                tempo_epochs=op.steps,
             )
         if op.name == "schedule":
             return self.model.schedule_prune(slot_id, row=row, steps=op.steps, curve=AlphaCurve.COSINE)
@@ -289,6 +289,8 @@ def test_every_life_follows_the_table(topology, population, start, sequence):
             assert all(after[key] is was or after[key] in successors(was) for key, was in before.items())
         else:
             transition = TRANSITIONS.get((stage, LIFECYCLE[op.name]))
+            if transition is not None and op.name == "germinate" and op.steps == 0:
+                transition = GRAFT
             result = w.attempt(op)
             if isinstance(result, EsperError):
                 assert isinstance(result, TransitionError) is (transition is None)

@@ -15,7 +15,6 @@ def make_seed(**metrics: float) -> Seed:
         algorithm=AlphaAlgorithm.ADD,
         ramp_curve=AlphaCurve.LINEAR,
         tempo_epochs=3,
-        alpha_target=1.0,
         init_seed=0,
         metrics=SeedMetrics(**metrics),
     )

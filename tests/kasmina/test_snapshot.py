@@ -395,7 +395,11 @@ SEED = "rows/0/seeds/r0c0"  # fossilized
 BLENDING = "rows/0/seeds/r1c0"
 TAMPERING: list[tuple[str, Any, str]] = [
     ("version", 99, "version is 99, written by a newer Esper"),
-    ("version", 1, "version 1; this Esper reads version 2. Load the network with the Esper that wrote it"),
+    (
+        "version",
+        1,
+        "version 1; this Esper reads versions 2 and 3. Load the network with the Esper that wrote it",
+    ),
     ("version", DELETE, "format is None and version None"),
     ("colour", "green", "field colour is unknown"),
     ("population", 8, "1 rows for a population of 8"),
@@ -438,7 +442,7 @@ TAMPERING: list[tuple[str, Any, str]] = [
     (f"{SEED}/stage", 3, "in stage TRAINING: alpha is .* which no seed in this stage can have"),
     (f"{SEED}/stage", DELETE, "field stage is missing"),
     (f"{SEED}/tempo_epochs", -1, "tempo_epochs is -1"),
-    (f"{SEED}/alpha_target", 0.0, r"alpha_target is 0\.0"),
+    (f"{SEED}/alpha_target", 1.0, "field alpha_target is unknown"),
     (f"{SEED}/init_seed", -4, "init_seed is -4"),
     (f"{SEED}/init_seed", 2**63, "64 bits"),
     (f"{SEED}/colour", 1, "field colour is unknown"),
@@ -454,6 +458,9 @@ TAMPERING: list[tuple[str, Any, str]] = [
     ("optimizer/kind", "lion", "optimizer kind 'lion' is unknown"),
     ("optimizer/kind", "adamw", "optimizer state: missing tensors"),
     ("optimizer/host_lr", -1.0, r"host_lr is -1\.0"),
+    ("optimizer/newborn_warmup", 1.5, r"newborn_warmup is 1\.5"),
+    ("optimizer/newborn_warmup", 3, r"optimizer state: missing tensors .*updates"),
+    ("optimizer/newborn_warmup", DELETE, r"field optimizer\.newborn_warmup is missing"),
     ("weights", "00", "digest .*, wanted 00"),
 ]
 
@@ -513,8 +520,54 @@ def test_every_field_of_the_structure_is_needed(saved, tmp_path, field):
         load_network(damaged(saved, tmp_path, structure))
 
 
-def test_a_network_with_the_older_name_of_this_format_loads(saved, tmp_path):
+def of_version_2(saved: Path) -> dict[str, Any]:
+    """The structure as version 2 wrote it: seeds with a target of their first ramp, no warm-up."""
     structure = json.loads((saved / "structure.json").read_text())
+    assert structure["version"] == 3
+    del structure["optimizer"]["newborn_warmup"]
+    for row in structure["rows"]:
+        for seed in row["seeds"].values():
+            seed["alpha_target"] = 0.7
+    return structure | {"version": 2}
+
+
+def test_a_network_of_version_2_loads_and_goes_on_exactly(saved, tmp_path):
+    old, new = load_network(damaged(saved, tmp_path, of_version_2(saved))), load_network(saved)
+    assert old[1].config == new[1].config
+    assert old[0].reports() == new[0].reports()
+    for step in range(2):
+        x, y = population_batch(new[0], 30 + step)
+        assert torch.equal(train_step(*old, x, y), train_step(*new, x, y))
+        assert old[0].step_epoch() == new[0].step_epoch()
+    assert differing(row_tensors(*old, 0), row_tensors(*new, 0)) == []
+
+
+def test_a_network_of_version_2_may_have_no_optimizer(saved, tmp_path):
+    model, _ = load_network(saved)
+    save_network(tmp_path / "bare", model)
+    structure = json.loads((tmp_path / "bare" / "structure.json").read_text())
+    twin, optimizer = load_network(damaged(tmp_path / "bare", tmp_path / "old", structure | {"version": 2}))
+    assert optimizer is None
+    assert twin.reports() == model.reports()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("rows", 3, "rows is 3"),
+        ("rows/0", [], r"rows\[0\]"),
+        ("rows/0/seeds", [1], r"rows\[0\]\.seeds"),
+        (SEED, 7, r"rows\[0\]\.seeds\.r0c0 is 7: expected `object`"),
+        ("optimizer", "sgd", "optimizer is"),
+    ],
+)
+def test_damage_in_version_2_is_named_too(saved, tmp_path, path, value, message):
+    with pytest.raises(StructureError, match=message):
+        load_network(damaged(saved, tmp_path, tamper(of_version_2(saved), path, value)))
+
+
+def test_a_network_with_the_older_name_of_version_2_loads(saved, tmp_path):
+    structure = of_version_2(saved)
     del structure["version"]
     load_network(damaged(saved, tmp_path, structure | {"format": "esper-network-2"}))
     with pytest.raises(StructureError, match="format is 'esper-network-1'"):

@@ -28,9 +28,11 @@ HEADS = {
         "MLP_SMALL",
         "MLP",
         "FLEX_ATTENTION",
+        "RESIDUAL",
+        "TRANSFORMER_BLOCK",
     ],
     "style": ["LINEAR_ADD", "LINEAR_MULTIPLY", "SIGMOID_ADD", "GATED_GATE"],
-    "tempo": ["FAST", "STANDARD", "SLOW"],
+    "tempo": ["FAST", "STANDARD", "SLOW", "INSTANT"],
     "alpha_target": ["HALF", "SEVENTY", "FULL"],
     "alpha_speed": ["INSTANT", "FAST", "MEDIUM", "SLOW"],
     "alpha_curve": ["LINEAR", "COSINE", "SIGMOID_GENTLE", "SIGMOID", "SIGMOID_SHARP"],
@@ -38,13 +40,13 @@ HEADS = {
 }
 RELEVANT_HEADS = {
     "WAIT": {"op"},
-    "GERMINATE": {"op", "slot", "blueprint", "style", "tempo", "alpha_target"},
+    "GERMINATE": {"op", "slot", "blueprint", "style", "tempo"},
     "SET_ALPHA_TARGET": {"op", "slot", "style", "alpha_target", "alpha_speed", "alpha_curve"},
     "PRUNE": {"op", "slot", "alpha_speed", "alpha_curve"},
     "FOSSILIZE": {"op", "slot"},
     "ADVANCE": {"op", "slot"},
 }
-SIZES_WITH_THREE_SLOTS = (3, 13, 4, 3, 3, 4, 5, 6)
+SIZES_WITH_THREE_SLOTS = (3, 15, 4, 4, 3, 4, 5, 6)
 indices = st.tuples(*(st.integers(0, size - 1) for size in SIZES_WITH_THREE_SLOTS))
 
 
@@ -61,7 +63,7 @@ def test_head_order_and_sizes() -> None:
     )
     assert leyline.NUM_HEADS == 8
     assert leyline.head_sizes(3) == SIZES_WITH_THREE_SLOTS
-    assert leyline.head_sizes(50) == (50, 13, 4, 3, 3, 4, 5, 6)
+    assert leyline.head_sizes(50) == (50, 15, 4, 4, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -112,7 +114,7 @@ def test_lookup_tables() -> None:
         AlphaCurve.SIGMOID,
         AlphaCurve.LINEAR,
     )
-    assert leyline.TEMPO_EPOCHS == (3, 5, 8)
+    assert leyline.TEMPO_EPOCHS == (3, 5, 8, 0)
     assert leyline.ALPHA_TARGET_VALUES == (0.5, 0.7, 1.0)
     assert leyline.ALPHA_SPEED_EPOCHS == (0, 3, 5, 8)
     assert leyline.ALPHA_CURVE_VALUES == (
@@ -173,9 +175,11 @@ def test_blueprint_ids() -> None:
         "mlp_small",
         "mlp",
         "flex_attention",
+        "residual",
+        "transformer_block",
     )
-    assert leyline.BLUEPRINT_ID_TO_INDEX["flex_attention"] == 12
-    assert [leyline.BLUEPRINT_ID_TO_INDEX[name] for name in leyline.BLUEPRINT_IDS] == list(range(13))
+    assert leyline.BLUEPRINT_ID_TO_INDEX["transformer_block"] == 14
+    assert [leyline.BLUEPRINT_ID_TO_INDEX[name] for name in leyline.BLUEPRINT_IDS] == list(range(15))
     with pytest.raises(TypeError):
         leyline.BLUEPRINT_ID_TO_INDEX["noop"] = 1  # type: ignore[index]
 
@@ -183,8 +187,8 @@ def test_blueprint_ids() -> None:
 @pytest.mark.parametrize(
     ("topology", "blueprints"),
     [
-        ("cnn", "NOOP NORM ATTENTION CONV_LIGHT DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"),
-        ("transformer", "NOOP NORM ATTENTION LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION"),
+        ("cnn", "NOOP NORM ATTENTION CONV_LIGHT DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY RESIDUAL"),
+        ("transformer", "NOOP NORM ATTENTION LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION TRANSFORMER_BLOCK"),
         ("mlp", "NOOP NORM LORA LORA_LARGE MLP_SMALL MLP"),
     ],
 )
@@ -201,13 +205,13 @@ def test_every_blueprint_belongs_to_a_topology() -> None:
 
 
 def test_irrelevant_values() -> None:
-    assert tuple(int(v) for v in leyline.IRRELEVANT_VALUES) == (0, 0, 2, 1, 2, 0, 0, 0)
+    assert tuple(int(v) for v in leyline.IRRELEVANT_VALUES) == (0, 0, 2, 3, 2, 0, 0, 0)
     for value, enum in zip(leyline.IRRELEVANT_VALUES[1:], leyline.HEAD_ENUMS[1:], strict=True):
         assert type(value) is enum
 
 
 def test_wait_holds_the_irrelevant_values() -> None:
-    assert FactoredAction.wait().to_indices() == (0, 0, 2, 1, 2, 0, 0, 0)
+    assert FactoredAction.wait().to_indices() == (0, 0, 2, 3, 2, 0, 0, 0)
 
 
 @given(indices)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from esper.kasmina import FlopMeter
-from esper.leyline import EsperError, SeedStage
+from esper.leyline import AlphaTargetAction, EsperError, FactoredAction, LifecycleOp, SeedStage
 from esper.proof import play
 from esper.proof.episodes import finish_round
 from esper.runtime.data import load_dataset
@@ -42,6 +43,23 @@ class Watching:
     def act(self, obs, hidden, masks, *, deterministic=False):
         self.seen.append(obs)
         return self.policy.act(obs, hidden, masks)
+
+
+class Doubtful(FixedSchedule):
+    """Takes the second seed back to half its strength as soon as it is planted, so that it stays alive."""
+
+    def act(self, obs, hidden, masks, *, deterministic=False):
+        step = super().act(obs, hidden, masks)
+        for env in range(len(step.actions)):
+            if masks.slot_by_op[env, LifecycleOp.SET_ALPHA_TARGET, 1] and self._epoch == 11:
+                half = replace(
+                    FactoredAction.wait(),
+                    op=LifecycleOp.SET_ALPHA_TARGET,
+                    slot_idx=1,
+                    alpha_target=AlphaTargetAction.HALF,
+                )
+                step.actions[env] = torch.tensor(half.to_indices())
+        return step
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -85,12 +103,13 @@ def test_the_record_is_what_happened():
     for played in play(task, MAKERS["schedule"], root_seed=HELD_OUT, networks=range(3)):
         ops = Counter(decision.op for decision in played.decisions)
         assert ops["GERMINATE"] == played.outcome.germinated == 2
-        assert ops["FOSSILIZE"] == played.outcome.fossilized == len(played.fossils) > 0
+        assert ops["FOSSILIZE"] == 1, "the other one by the clock, while the second was planted"
+        assert played.outcome.fossilized == len(played.fossils) == 2
         assert [(d.epoch, d.slot, d.blueprint) for d in played.decisions if d.op == "GERMINATE"] == [
             (1, "r0c0", "conv_light"),
             (2, "r0c1", "norm"),
         ]
-        assert {(f.slot, f.blueprint) for f in played.fossils} <= {("r0c0", "conv_light"), ("r0c1", "norm")}
+        assert {(f.slot, f.blueprint) for f in played.fossils} == {("r0c0", "conv_light"), ("r0c1", "norm")}
         assert played.condition == draw_condition(task, HELD_OUT, 0, played.network)
     for played in play(task, MAKERS["random"], root_seed=HELD_OUT, networks=range(3)):
         assert Counter(d.op for d in played.decisions)["GERMINATE"] == played.outcome.germinated
@@ -109,7 +128,7 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
     task = parse_task(IMPAIRED.replace("episode_length=8", "episode_length=12"))
     env = open_env(task, [0, 1], root_seed=HELD_OUT, rows=8)
     env.begin_round(0)
-    policy = FixedSchedule([[Planting(1, 0, "conv_light"), Planting(10, 1, "conv_light")]] * 2)
+    policy = Doubtful([[Planting(1, 0, "conv_light"), Planting(10, 1, "conv_light")]] * 2)
     played = finish_round(env, task, policy, FlopMeter(task.build_model(1, [0])))
     data = load_dataset("digits")
     images = (data.test_x.float() / data.scale - data.mean[0]) / data.std[0]
@@ -117,6 +136,7 @@ def test_accuracy_is_that_of_the_committed_network_on_the_test_images():
         assert [r.stage for r in member.model.reports().values() if r.stage is SeedStage.FOSSILIZED] == [
             SeedStage.FOSSILIZED
         ]
+        assert member.model.reports()["r0c1"].alpha == 0.5
         found = member.model.export()(images).argmax(-1) == data.test_y
         assert one.test_accuracy == pytest.approx(100 * found.double().mean().item(), abs=1e-9)
         assert one.outcome.germinated == 2

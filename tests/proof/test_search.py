@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig
+from esper.leyline import EsperError, GerminationStyle, ObjectiveConfig, TempoAction
 from esper.proof import play, search_schedules
 from esper.proof.search import (
     draw_schedules,
@@ -110,8 +110,15 @@ def test_neighbours_differ_in_one_seed():
     assert len(near) == 2 + 2 * (3 + 4) + 4
     assert all(len(mine - set(one)) <= 1 and len(set(one) - mine) <= 1 for one in others)
     assert {tuple(p.style for p in one) for one in set(neighbours(task, plan)) - set(near)} == {
-        (style, style) for style in GerminationStyle if style is not plan[0].style
+        (style, style)
+        for style in GerminationStyle
+        if style not in (plan[0].style, GerminationStyle.LINEAR_ADD)  # the same graft as SIGMOID_ADD
     }
+    assert {p.tempo for one in neighbours(task, plan) for p in one} == {TempoAction.INSTANT}
+    ramped = replace(task, tempo=TempoAction.FAST)
+    slow = tuple(replace(p, tempo=TempoAction.FAST) for p in plan)
+    assert {p.tempo for one in neighbours(ramped, slow) for p in one} == {TempoAction.FAST}
+    assert {p.style for one in neighbours(ramped, slow) for p in one} == set(GerminationStyle)
     linear = tuple(replace(p, style=GerminationStyle.LINEAR_ADD) for p in plan)
     assert all(p.style is linear[0].style for one in neighbours(task, linear)[:5] for p in one)
     assert len(neighbours(task, ())) == 3 * len(kinds)

@@ -4,11 +4,12 @@ else would."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
 from env_helpers import make_env, small_task
-from esper.leyline import FactoredAction, GateConfig, LifecycleOp
+from esper.leyline import FactoredAction, GateConfig, LifecycleOp, TempoAction
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo import RandomValid
 
@@ -17,19 +18,29 @@ STEPS = 10_000
 
 
 def possible(env, seen, i: int, actions) -> None:
-    """Every operation in every slot: the executor's preflight refuses exactly what the mask leaves out."""
-    for op in LifecycleOp:
-        for slot in range(seen.table.shape[1]):
-            action = replace(
-                FactoredAction.from_indices(*actions[i]),
-                op=op,
-                slot_idx=slot,
-                blueprint=max(env.rules.blueprints),
-            )
-            spec = parse_sampled_action(
-                i, action.to_indices(), seen.reports[i], env.rules, val_loss=1.0, val_accuracy=50.0
-            )
-            assert (spec.veto is None) == bool(seen.masks.slot_by_op[i, op, slot]), (op, slot, spec.veto)
+    """Every operation in every slot at every tempo: the executor's preflight refuses exactly what the masks
+    leave out."""
+    for op, slot, tempo in product(LifecycleOp, range(seen.table.shape[1]), TempoAction):
+        action = replace(
+            FactoredAction.from_indices(*actions[i]),
+            op=op,
+            slot_idx=slot,
+            tempo=tempo,
+            blueprint=max(env.rules.blueprints),
+        )
+        spec = parse_sampled_action(
+            i,
+            action.to_indices(),
+            seen.reports[i],
+            env.rules,
+            epoch=seen.epoch,
+            val_loss=1.0,
+            val_accuracy=50.0,
+        )
+        offered = bool(seen.masks.slot_by_op[i, op, slot])
+        if op is LifecycleOp.GERMINATE:
+            offered &= bool(seen.masks.tempo[i, tempo])
+        assert (spec.veto is None) == offered, (op, slot, tempo, spec.veto)
 
 
 def fuzz(name: str, envs: int, epochs: int, *, seed: int, max_seeds: int = 0, **changes) -> int:

@@ -39,6 +39,7 @@ def observe(env, epoch: int, *, sensors=None):
         seen.signals,
         seen.table,
         seen.sensors if sensors is None else sensors,
+        depths=env.envs[0].model.model.slot_depths,
         last_op=[e.last_op for e in env.envs],
         last_success=[e.last_success for e in env.envs],
     )
@@ -240,13 +241,20 @@ def test_dormant_slots_are_sensed_and_their_seeds_are_not(played) -> None:
 
 
 def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
-    seen, _, clean = played[3]
+    seen, inputs, clean = played[3]
     sensors = {name: values.copy() for name, values in seen.sensors.items()}
     for values in sensors.values():
         values[2] = math.nan
     sensors["boundary_norm"][3, 1] = math.inf
     obs = batch_obs_to_features(
-        stack_inputs(seen.signals, seen.table, sensors, last_op=[0] * 8, last_success=[True] * 8)
+        stack_inputs(
+            seen.signals,
+            seen.table,
+            sensors,
+            depths=inputs.depths,
+            last_op=[0] * 8,
+            last_success=[True] * 8,
+        )
     )
     at = column(SLOT, "boundary_norm")
     assert obs.slots[2][:, at].eq(0).all()
@@ -257,8 +265,8 @@ def test_what_is_not_finite_is_unmeasured_and_stays_in_its_env(played) -> None:
 
 
 def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
-    seen, _, _ = played[3]
-    rest = {"last_op": [0] * 8, "last_success": [True] * 8}
+    seen, before, _ = played[3]
+    rest = {"depths": before.depths, "last_op": [0] * 8, "last_success": [True] * 8}
     without = {name: values for name, values in seen.sensors.items() if name != "tap_ratio"}
     inputs = stack_inputs(seen.signals, seen.table, without, **rest)
     assert batch_obs_to_features(inputs).slots[..., column(SLOT, "tap_ratio")].eq(0).all()
@@ -268,6 +276,27 @@ def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
         )
     with pytest.raises(EsperError, match="sensors: growth_score is missing"):
         stack_inputs(seen.signals, seen.table, {"boundary_norm": seen.sensors["boundary_norm"]}, **rest)
+
+
+def test_depth_is_the_place_in_the_order_of_execution(played) -> None:
+    """Rows first in a report, blocks first in the network: a host of two rows goes r0c0, r1c0, r0c1, r1c1."""
+    seen, _, obs = played[0]
+    assert obs.slots[0, :, column(SLOT, "depth")].flatten().tolist() == [0.0, 0.5, 1.0]
+    task = small_task("digits_shift", slots=("r0c0", "r0c1", "r1c0", "r1c1"))
+    env = make_env(task, 1, population=8)
+    env.begin_round(0)
+    _, inputs, obs = observe(env, 1)
+    depths = dict(zip(task.slots, obs.slots[0, :, column(SLOT, "depth")].flatten().tolist(), strict=True))
+    assert sorted(depths, key=depths.__getitem__) == ["r0c0", "r1c0", "r0c1", "r1c1"]
+    with pytest.raises(EsperError, match="depths: 3 numbers, must be 4"):
+        stack_inputs(
+            seen.signals[:1],
+            inputs.table,
+            inputs.sensors,
+            depths=[0.0, 0.5, 1.0],
+            last_op=[0],
+            last_success=[True],
+        )
 
 
 if __name__ == "__main__":

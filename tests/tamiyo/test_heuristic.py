@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from esper.leyline import (
     ActionMasks,
     BlueprintError,
     EsperError,
+    FactoredAction,
     LifecycleOp,
     PolicyObservation,
+    TempoAction,
 )
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import BASE_COLUMN, NORMALISERS, SLOT_COLUMN, Heuristic, HeuristicConfig
@@ -47,15 +51,22 @@ def taps(ratio: float) -> float:
     return math.log(ratio) / 4
 
 
-def decide(
+def decide(policy: Heuristic, legal: dict[str, list[int]], **options: Any) -> tuple[str, int, int]:
+    """Operation, slot and blueprint of what it does."""
+    action = act(policy, legal, **options)
+    return action.op.name, action.slot_idx, int(action.blueprint)
+
+
+def act(
     policy: Heuristic,
     legal: dict[str, list[int]],
     *,
     base: dict[str, float] | None = None,
     slots: tuple[dict[str, float], ...] = (),
-) -> tuple[str, int, int]:
+    in_time: Iterable[TempoAction] = tuple(TempoAction),
+) -> FactoredAction:
     """One env, three slots; `slots` describes the first ones, `legal` maps operations to the slots where they
-    are allowed."""
+    are allowed, `in_time` are the tempos at which a seed can still become permanent."""
     obs = PolicyObservation(
         torch.zeros(1, BASE_DIM), torch.zeros(1, 3, SLOT_DIM), torch.tensor([[LIGHT, -1, -1]])
     )
@@ -72,11 +83,11 @@ def decide(
     masks = ActionMasks(
         by_op.any(2),
         by_op,
-        torch.ones(1, 13, dtype=torch.bool),
-        *(torch.ones(1, n, dtype=torch.bool) for n in (4, 3, 3, 4, 5)),
+        torch.ones(1, 15, dtype=torch.bool),
+        *(torch.ones(1, n, dtype=torch.bool) for n in (4, 4, 3, 4, 5)),
     )
-    action = policy.act(obs, None, masks).actions[0].tolist()
-    return LifecycleOp(action[-1]).name, action[0], action[1]
+    masks.tempo[0] = torch.tensor([tempo in tuple(in_time) for tempo in TempoAction])
+    return FactoredAction.from_indices(*policy.act(obs, None, masks).actions[0].tolist())
 
 
 def sensed(*ratios: float) -> tuple[dict[str, float], ...]:
@@ -167,6 +178,30 @@ def test_a_pruned_blueprint_is_not_planted_again_in_this_episode() -> None:
     assert decide(policy, free, base=BADLY_OFF, slots=blind)[2] == LIGHT
 
 
+@pytest.mark.parametrize("tempo", TempoAction)
+def test_it_germinates_at_its_tempo_and_only_while_there_is_time_for_it(tempo) -> None:
+    policy, options = (
+        Heuristic(replace(CONFIG, tempo=tempo), 1),
+        {"base": BADLY_OFF, "slots": sensed(1.0, 3.0)},
+    )
+    assert act(policy, {"GERMINATE": [1]}, **options).tempo is tempo
+    assert act(policy, {"GERMINATE": [1]}, in_time=[tempo], **options).op is LifecycleOp.GERMINATE
+    others = set(TempoAction) - {tempo}
+    assert act(policy, {"GERMINATE": [1]}, in_time=others, **options).op is LifecycleOp.WAIT
+
+
+def test_grafts_are_the_default() -> None:
+    assert HeuristicConfig().tempo is TempoAction.INSTANT
+
+
+def test_a_little_harm_may_be_forgiven() -> None:
+    policy, either = Heuristic(replace(CONFIG, min_contribution=-2.0), 1), {"PRUNE": [0], "FOSSILIZE": [0]}
+    for points, wanted in ((-1.9, "FOSSILIZE"), (-2.1, "PRUNE")):
+        encoded = points / NORMALISERS["contribution"].unit
+        slots = ({"stage_holding": 1.0, "contribution": encoded, "contribution?": 1.0},)
+        assert decide(policy, either, slots=slots)[0] == wanted
+
+
 @pytest.mark.parametrize(("contribution", "wanted"), [(0.1, "FOSSILIZE"), (0.04, "PRUNE"), (-0.2, "PRUNE")])
 def test_what_contributes_stays(contribution, wanted) -> None:
     slots = ({"stage_holding": 1.0, "contribution": contribution, "contribution?": 1.0},)
@@ -199,6 +234,7 @@ def test_a_real_episode_is_legal_and_grows() -> None:
             seen.signals,
             seen.table,
             seen.sensors,
+            depths=env.envs[0].model.model.slot_depths,
             last_op=[e.last_op for e in env.envs],
             last_success=[e.last_success for e in env.envs],
         )
@@ -219,7 +255,17 @@ def test_bad_input() -> None:
         decide(Heuristic(CONFIG, 2), {})
 
 
-@pytest.mark.parametrize("beyond", [{"plateau_epochs": 11}, {"fail_drop": 31.0}, {"min_contribution": 31.0}])
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        {"plateau_epochs": 11},
+        {"fail_drop": 31.0},
+        {"fail_drop": -1.0},
+        {"min_contribution": 31.0},
+        {"min_contribution": -31.0},
+        {"min_contribution": -math.inf},
+    ],
+)
 def test_thresholds_that_no_feature_reaches_are_refused(beyond) -> None:
     with pytest.raises(EsperError, match=f"{next(iter(beyond))} is"):
         HeuristicConfig(**beyond)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from esper.leyline import EsperError, StructureError
+from esper.leyline import EsperError, StructureError, TempoAction
 from esper.tamiyo import Planting, load_schedules, save_schedules
 from esper.tamiyo.schedules import ScheduleResult, Schedules
 
 SLOTS, BLUEPRINTS = ("r0c0", "r0c1", "r1c0"), ("conv_light", "norm")
-PLAN = (Planting(2, 1, "norm"), Planting(3, 0, "conv_light"))
+PLAN = (Planting(2, 1, "norm"), Planting(3, 0, "conv_light", tempo=TempoAction.SLOW))
 BEST = ScheduleResult(schedule=PLAN, objective=0.5, gain=0.25, networks=3, env_steps=90)
 NOTHING = replace(BEST, schedule=(), gain=0.0)
 SCHEDULES = Schedules(
@@ -44,14 +44,26 @@ def test_a_file_gives_back_its_schedules(path):
         "slot": "r0c1",
         "blueprint": "norm",
         "style": "SIGMOID_ADD",
+        "tempo": "INSTANT",
     }
+    assert content["version"] == 2
 
 
-def test_a_file_without_a_version_is_of_version_1(path):
+@pytest.mark.parametrize("named", [True, False])
+def test_plantings_of_version_1_were_made_at_the_fastest_ramp(named, path):
+    """The version is missing from the oldest files."""
     content = orjson.loads(path.read_bytes())
-    assert content.pop("version") == 1
+    content |= {"version": 1}
+    if not named:
+        del content["version"]
+    for one in (content["best"], *content["by_pattern"].values()):
+        for entry in one["schedule"]:
+            del entry["tempo"]
     path.write_bytes(orjson.dumps(content))
-    assert load(path) == SCHEDULES
+    fast = replace(BEST, schedule=tuple(replace(p, tempo=TempoAction.FAST) for p in PLAN))
+    loaded = load(path)
+    assert loaded.best == fast
+    assert loaded.by_pattern == {(False, False): NOTHING, (True, False): fast}
 
 
 def result(**changes):
@@ -68,7 +80,7 @@ def planting(**changes):
         ({"task": "digits_impaired"}, "for task 'digits_impaired', not for"),
         ({"task": None}, "task is null"),
         ({"kind": "other"}, "kind is 'other'"),
-        ({"version": 2}, "version is 2, written by a newer Esper; this one reads up to version 1"),
+        ({"version": 3}, "version is 3, written by a newer Esper; this one reads up to version 2"),
         ({"version": 0}, "version is 0"),
         ({"version": "1"}, "version is '1'"),
         ({"root_seed": []}, r"root_seed is \[\]"),
@@ -81,6 +93,8 @@ def planting(**changes):
         ({"best": result(schedule=[planting(blueprint="x")])}, "blueprint is 'x'.*allowed: conv_light"),
         ({"best": result(schedule=[planting(style=0)])}, r"best.schedule\[0\].style is 0"),
         ({"best": result(schedule=[planting(style="x")])}, "style is 'x'.*allowed: .*SIGMOID_ADD"),
+        ({"best": result(schedule=[planting(tempo=3)])}, r"best.schedule\[0\].tempo is 3"),
+        ({"best": result(schedule=[planting(tempo="x")])}, "tempo is 'x'.*allowed: FAST, .*INSTANT"),
         ({"by_pattern": []}, r"by_pattern is \[\]"),
         ({"by_pattern": {"0x": result()}}, "a key of by_pattern is '0x'"),
         ({"by_pattern": {"00": result(gain="1")}}, "by_pattern.00.gain is '1'"),

@@ -28,9 +28,10 @@ from esper.leyline import (
     SeedStage,
     SlotConfig,
     StructureError,
+    TempoAction,
 )
 from esper.tolaria import GovernorConfig, TolariaGovernor, Veto, preflight
-from helpers import bring, differing, make, population_batch, row_tensors, stage_of, train_step
+from helpers import bring, differing, make, measure, population_batch, row_tensors, stage_of, train_step
 
 CHANCE = math.log(10)
 
@@ -311,7 +312,14 @@ def act(op: LifecycleOp, slot: int = 0, blueprint: BlueprintAction = BlueprintAc
 
 
 def judge(model: MorphogeneticModel, action: FactoredAction, **options: Any) -> Veto | None:
-    known: dict[str, Any] = {"slots": SLOTS, "blueprints": OFFERED, "val_loss": 1.0, "val_accuracy": 50.0}
+    known: dict[str, Any] = {
+        "slots": SLOTS,
+        "blueprints": OFFERED,
+        "val_loss": 1.0,
+        "val_accuracy": 50.0,
+        "epochs_left": 20,
+        "epochs_needed": (5, 7, 10, 1),
+    }
     return preflight(action, model.reports(), **(known | options))
 
 
@@ -348,6 +356,33 @@ def test_germination() -> None:
     model.prune("r0c1")
     assert judge(model, germinate, max_seeds=2) is None  # a cooling slot holds no seed …
     assert judge(model, act(LifecycleOp.GERMINATE, 1)) is Veto.SLOT_OCCUPIED  # … and is not free
+
+
+@pytest.mark.parametrize("tempo", TempoAction)
+def test_a_germination_needs_time_to_become_permanent(tempo: TempoAction) -> None:
+    germinate = dataclasses.replace(act(LifecycleOp.GERMINATE, 2), tempo=tempo)
+    needed = (5, 7, 10, 1)[tempo]
+    assert judge(network(), germinate, epochs_left=needed) is None
+    assert judge(network(), germinate, epochs_left=needed - 1) is Veto.TOO_LATE
+
+
+def test_live_seeds_take_an_epoch_each() -> None:
+    germinate = dataclasses.replace(act(LifecycleOp.GERMINATE, 2), tempo=TempoAction.INSTANT)
+    model = network(("r0c0", SeedStage.HOLDING), ("r0c1", SeedStage.GERMINATED))
+    assert judge(model, germinate, epochs_left=3) is None
+    assert judge(model, germinate, epochs_left=2) is Veto.TOO_LATE
+    model.prune("r0c1")
+    measure(model)
+    model.fossilize("r0c0")
+    assert judge(model, germinate, epochs_left=1) is None, "what is permanent or gone takes none"
+
+
+def test_only_germinations_can_be_too_late() -> None:
+    model = network(("r0c0", SeedStage.HOLDING), ("r0c1", SeedStage.TRAINING))
+    measure(model)
+    for op, slot in ((LifecycleOp.FOSSILIZE, 0), (LifecycleOp.PRUNE, 0), (LifecycleOp.ADVANCE, 1)):
+        assert judge(model, act(op, slot), epochs_left=0) is None
+    assert judge(model, act(LifecycleOp.WAIT), epochs_left=0) is None
 
 
 @pytest.mark.parametrize(

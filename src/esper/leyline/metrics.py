@@ -220,7 +220,7 @@ _LAST_ACTION = (
     ),
     text("blueprint", "Blueprint to germinate."),
     text("style", "Ramp curve and blend operator."),
-    integer("tempo", "epochs", "Duration of the first alpha ramp."),
+    integer("tempo", "epochs", "Duration of the first alpha ramp; 0: a graft."),
     Metric("alpha_target", "alpha", "Target of the alpha ramp."),
     integer("alpha_speed", "epochs", "Duration of a later alpha ramp."),
     text("alpha_curve", "Shape of a later alpha ramp."),

@@ -3,11 +3,15 @@ the same FLOPs, and an oracle for tasks that cripple blocks, which knows the dra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
+from statistics import fmean
 
+from esper.kasmina import FlopMeter
 from esper.kasmina.hosts import CNNHost
-from esper.leyline import AlphaAlgorithm, EsperError, objective, stream_seed
+from esper.leyline import STYLE_ALPHA_ALGORITHMS, AlphaAlgorithm, EsperError, objective, stream_seed
 from esper.proof.episodes import Fossil, Maker, Played
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.vector_env import VectorEnv
@@ -35,6 +39,31 @@ def with_fossils(fossils: Mapping[int, Sequence[Fossil]]) -> Callable[[VectorEnv
             member.governor.reset()
 
     return plant
+
+
+def planned_fossils(task: TaskSpec, schedule: Schedule) -> tuple[Fossil, ...]:
+    """The permanent seeds of a network whose schedule was carried out completely."""
+    return tuple(
+        Fossil(task.slots[p.slot], p.blueprint, STYLE_ALPHA_ALGORITHMS[p.style].name) for p in schedule
+    )
+
+
+def at_equal_flops(task: TaskSpec, fossils: Iterable[Sequence[Fossil]], flops: float) -> TaskSpec:
+    """The task with fewer epochs, so that networks that have these seeds from the first epoch spend `flops`
+    in the mean; rounded up to a whole epoch, in their favour. The learning rate decays over the shorter
+    episode."""
+    per_sample = cache(partial(_training_flops, task))
+    mean = fmean(per_sample(tuple(seeds)) for seeds in fossils)
+    epochs = math.ceil(flops / (mean * task.steps_per_epoch * task.batch_size) - 1e-9)
+    return replace(task, episode_length=min(max(epochs, 1), task.episode_length))
+
+
+def _training_flops(task: TaskSpec, fossils: tuple[Fossil, ...]) -> int:
+    """FLOPs of training a network with these permanent seeds on one sample."""
+    model = task.build_model(1, [0])
+    for fossil in fossils:
+        model.plant_fossil(fossil.slot, fossil.blueprint, algorithm=AlphaAlgorithm[fossil.algorithm])
+    return FlopMeter(model).per_sample(model.reports())
 
 
 def widened(task: TaskSpec, params: float) -> TaskSpec:

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from esper._statistics import Estimate, estimate, interquartile_mean, paired
 from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
-from esper.proof.cohorts import oracle, priced, widened, with_fossils
-from esper.proof.episodes import Maker, Played, play
+from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
+from esper.proof.episodes import Fossil, Maker, Played, play
 from esper.proof.policies import Acting, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
@@ -91,6 +91,15 @@ class Cohorts:
         stratum = play(task, make, root_seed=HELD_OUT, networks=networks, advance=advance, **options)
         self.played.setdefault(name, []).append(stratum)
 
+    def add_grown(
+        self, name: str, stratum: Sequence[Played], fossils: Mapping[int, Sequence[Fossil]]
+    ) -> None:
+        """Play networks that have these seeds, by number, from the first epoch, with the FLOPs of
+        `stratum`."""
+        flops = float(np.mean([p.flops for p in stratum]))
+        task = at_equal_flops(self.task, fossils.values(), flops)
+        self.add(name, simple_makers(task, HELD_OUT)["static"], task, plant=with_fossils(fossils))
+
     def values(self, name: str, measure: str) -> Array:
         """[strata, networks]"""
         return np.array(
@@ -130,7 +139,8 @@ def _acting(task: TaskSpec, policy: RecurrentPolicy, config: ProofConfig, *, shu
 
 
 def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
-    """Cohorts that follow schedules: one for all networks and, if blocks are crippled, oracle and probe."""
+    """Cohorts that follow schedules: one for all networks, networks that have its seeds from the first epoch
+    and, if blocks are crippled, oracle and probe."""
     task, networks = cohorts.task, cohorts.config.probe_networks
     if schedules is None:
         cohorts.absent["fixed_schedule"] = "no schedule was given, and none ships for this task"
@@ -138,6 +148,9 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
     best = schedules.best.schedule
     by_pattern = {pattern: result.schedule for pattern, result in schedules.by_pattern.items()}
     cohorts.add("fixed_schedule", lambda envs: FixedSchedule([best] * len(envs)))
+    fossils = planned_fossils(task, best)
+    (stratum,) = cohorts.played["fixed_schedule"]
+    cohorts.add_grown("schedule_final", stratum, {p.network: fossils for p in stratum})
     if not by_pattern:
         return
     cohorts.add("oracle", oracle(task, by_pattern, HELD_OUT))
@@ -151,7 +164,7 @@ def _add_equals(cohorts: Cohorts) -> None:
     their FLOPs."""
     task, wait = cohorts.task, simple_makers(cohorts.task, HELD_OUT)["static"]
     for stratum in cohorts.played[LEARNED]:
-        cohorts.add("static_final", wait, plant=with_fossils({p.network: p.fossils for p in stratum}))
+        cohorts.add_grown("static_final", stratum, {p.network: p.fossils for p in stratum})
     if isinstance(task.outline, CNNHost):
         params = task.host_params + cohorts.values(LEARNED, "added_params").mean()
         cohorts.add("static_equal", wait, widened(task, params))
@@ -230,7 +243,10 @@ def _growth_row(slot: str, block: int, grown: Array, crippled: npt.NDArray[np.bo
 def _schedule(task: TaskSpec, schedules: Schedules | None) -> list[dict[str, Any]] | None:
     if schedules is None:
         return None
-    return [asdict(p) | {"slot": task.slots[p.slot], "style": p.style.name} for p in schedules.best.schedule]
+    return [
+        asdict(p) | {"slot": task.slots[p.slot], "style": p.style.name, "tempo": p.tempo.name}
+        for p in schedules.best.schedule
+    ]
 
 
 def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | None) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class HeuristicConfig:
     """Fraction of the episode that a seed spends in its stage before it may count as failing."""
     fail_drop: float = 10.0
     """Loss of accuracy since the start of the stage, in points, at which a seed counts as failing."""
-    min_contribution: float = 1.0
+    min_contribution: float = -5.0
     """Contribution, in points, from which a holding seed is fossilized; below it is pruned. A graft is judged
     after one epoch, so a negative number may be right."""
     tempo: TempoAction = TempoAction.INSTANT

@@ -369,7 +369,7 @@ def test_validation_and_test_batches() -> None:
 def test_validation_images_have_the_bits_of_training_images(shape: tuple[int, ...]) -> None:
     """However a set is kept in memory, a normalised pixel is the same float32."""
     data = synthetic_dataset(shape, train=1100, test=1)
-    split = Split(dataset=data, train=np.arange(1100), val=np.arange(1100))
+    split = Split(dataset=data, train=np.arange(1100), val=np.arange(1100), final=np.arange(1100))
     iterator = make(split, [[0, 1]], batch_size=1100, steps_per_epoch=1, pad=0, flip=False)
     [batch] = next(iter(iterator))
     order = np.random.default_rng(stream_seed(SEED, "data", 0, 1, 0)).permutation(1100)

@@ -125,6 +125,31 @@ def test_validation_split_is_fixed_and_disjoint() -> None:
     assert len(validation_split(data, 0, 7).train) == 1347
 
 
+def test_the_last_epoch_may_have_more_validation_samples() -> None:
+    data = load_dataset("digits")
+    split = validation_split(data, 256, 7, final_size=512)
+    assert (len(split.val), len(split.final)) == (256, 512)
+    assert set(split.val) < set(split.final)
+    assert sorted([*split.final, *split.train]) == list(range(1347))
+    assert abs(np.bincount(data.train_y[split.final]) - 51.2).max() <= 2
+    assert np.array_equal(split.val, validation_split(data, 256, 7).val), "the others keep theirs"
+    assert np.array_equal(split.final, validation_split(data, 256, 7, final_size=512).final)
+    other = validation_split(data, 256, 8, final_size=512)
+    assert set(other.final) - set(other.val) != set(split.final) - set(split.val)
+    for size in (0, 100):
+        same = validation_split(data, 256, 7, final_size=size)
+        assert np.array_equal(same.final, same.val)
+
+
+def test_more_text_for_the_last_epoch_comes_from_the_end_too() -> None:
+    split = validation_split(text_dataset(), 10, 0, block=16, final_size=25)
+    assert np.array_equal(split.final[-10:], split.val)
+    assert np.array_equal(split.final, np.arange(62 - 25, 62))
+    assert split.train[-1] * 16 + 15 + 16 < split.final[0] * 16, "no token is read in both"
+    assert validation_split(text_dataset(), 0, 0, block=16).val.size == 0
+    assert validation_split(text_dataset(), 0, 0, block=16).final.size == 0
+
+
 def test_text_split_shares_no_token() -> None:
     split = validation_split(text_dataset(), 10, 0, block=16)
     first_val = split.val[0] * 16
@@ -138,16 +163,19 @@ def test_text_split_shares_no_token() -> None:
 def test_split_errors() -> None:
     data = load_dataset("digits")
     with pytest.raises(
-        DataError, match="val_size 1347 of 1347 samples for training in digits; allowed: 0 to 1346"
+        DataError,
+        match="val_size 1347, final_size 1347 of 1347 samples for training in digits; allowed: 0 to 1346",
     ):
         validation_split(data, 1347, 0)
+    with pytest.raises(DataError, match="val_size 10, final_size 1347 of 1347"):
+        validation_split(data, 10, 0, final_size=1347)
     with pytest.raises(DataError, match="val_size -1"):
         validation_split(data, -1, 0)
     with pytest.raises(DataError, match="block 16 with image data"):
         validation_split(data, 10, 0, block=16)
     with pytest.raises(DataError, match="block 0 with text data"):
         validation_split(text_dataset(), 10, 0)
-    with pytest.raises(DataError, match="val_size 62 of 62"):
+    with pytest.raises(DataError, match="val_size 62, final_size 62 of 62"):
         validation_split(text_dataset(), 62, 0, block=16)
 
 
