@@ -212,13 +212,14 @@ BLUEPRINTS = [(host, name) for host in LINE | HOSTS for name in blueprint_names(
 
 
 @pytest.mark.usefixtures("ungrouped")
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("host", "blueprint"), BLUEPRINTS)
-def test_training_costs_what_torch_counts(host, blueprint):
-    """Every algorithm and stage, in the first and in the last slot."""
+def test_training_costs_what_torch_counts(host, blueprint, turn):
+    """Every algorithm and stage. The first and the last slot take turns; the slow suite has the others."""
     slots = (PLACES[host][0], PLACES[host][-1])
-    for algorithm, (stage, incubation), slot in product(AlphaAlgorithm, STAGES, slots):
+    for (i, algorithm), (j, (stage, incubation)) in product(enumerate(AlphaAlgorithm), enumerate(STAGES)):
         model = make(host, incubation=incubation)
-        bring(model, slot, blueprint, stage, algorithm=algorithm)
+        bring(model, slots[(i + j + turn) % 2], blueprint, stage, algorithm=algorithm)
         check(host, model)
 
 
