@@ -53,6 +53,10 @@ HOSTS: dict[Topology, Callable[[int], Host]] = {
     ),
     "mlp": lambda population: MLPHost(population, inputs=16, features=8),
 }
+LINE: dict[str, Callable[[int], Host]] = {
+    "line": lambda population: CNNHost(population, base=2, channels=1, size=12, height=1)
+}
+"""A CNN host on images of height 1, under a name of its own."""
 
 
 def examples(fast: int) -> settings:
@@ -61,14 +65,15 @@ def examples(fast: int) -> settings:
 
 
 def make(
-    topology: Topology, population: int = 1, *, dtype: torch.dtype = torch.float32, **options: Any
+    topology: str, population: int = 1, *, dtype: torch.dtype = torch.float32, **options: Any
 ) -> MorphogeneticModel:
     """A small network that lets seeds advance eagerly."""
-    return MorphogeneticModel(HOSTS[topology](population), **(EAGER | options)).to(dtype)
+    return MorphogeneticModel((LINE | HOSTS)[topology](population), **(EAGER | options)).to(dtype)
 
 
-def blueprints(topology: Topology) -> list[str]:
+def blueprints(topology: str) -> list[str]:
     """All seeds that do something, in a stable order."""
+    topology = "cnn" if topology == "line" else topology
     return sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology] if b is not BlueprintAction.NOOP)
 
 
@@ -85,7 +90,7 @@ def network_batch(model: MorphogeneticModel, seed: int, batch: int = 6) -> tuple
     if model.host.topology == "transformer":
         tokens = torch.randint(0, TOKENS, (batch, 9), generator=g)
         return tokens[:, :-1], tokens[:, 1:]
-    shape = (batch, 1, 8, 8) if model.host.topology == "cnn" else (batch, 16)
+    shape = model.host.example_input(batch).shape
     return torch.randn(shape, generator=g).to(dtype), torch.randint(0, 10, (batch,), generator=g)
 
 

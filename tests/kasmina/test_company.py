@@ -10,9 +10,10 @@ import pytest
 from torch import Tensor
 
 from esper.kasmina import MorphogeneticModel, OptimizerConfig, PopulationOptimizer, evaluate_coalitions
-from esper.leyline import AlphaAlgorithm, Incubation, SeedStage, Topology
+from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
 from helpers import (
     HOSTS,
+    LINE,
     blueprints,
     bring,
     differing,
@@ -47,7 +48,7 @@ def company(name: str, blueprint: str, model: MorphogeneticModel) -> dict[int, s
 
 
 def life(
-    topology: Topology,
+    topology: str,
     blueprint: str,
     algorithm: AlphaAlgorithm,
     stage: SeedStage,
@@ -85,7 +86,7 @@ def life(
 def cases() -> list[Any]:
     """The whole product; of each blueprint one case is in the fast suite, so that every algorithm, stage and
     width is in it too."""
-    kinds = [(topology, name) for topology in HOSTS for name in blueprints(topology)]
+    kinds = [(topology, name) for topology in (*HOSTS, *LINE) for name in blueprints(topology)]
     params = []
     for number, (topology, name) in enumerate(kinds):
         fast = (

@@ -21,10 +21,21 @@ from esper.kasmina import (
     PopulationOptimizer,
     build_host,
     cross_entropy,
+    export_row,
 )
-from esper.kasmina.layers import Lanes, Mode
-from esper.leyline import EsperError, PopulationError, ShapeError, SlotIdError
-from helpers import HOSTS, fuse, generator, make, network_batch, population_batch, train_step
+from esper.kasmina.layers import Conv2d, Lanes, Mode
+from esper.leyline import EsperError, PopulationError, SeedStage, ShapeError, SlotIdError
+from helpers import (
+    HOSTS,
+    blueprints,
+    bring,
+    fuse,
+    generator,
+    make,
+    network_batch,
+    population_batch,
+    train_step,
+)
 
 topologies = pytest.mark.parametrize("topology", HOSTS)
 
@@ -33,12 +44,22 @@ class PlainCNN(nn.Module):
     """Convolution, batch norm, ReLU and pooling, as anyone would write them."""
 
     def __init__(
-        self, *, base: int, blocks: int, kernel: int, pools: int, channels: int, classes: int
+        self,
+        *,
+        base: int,
+        blocks: int,
+        kernel: int,
+        pools: int,
+        channels: int,
+        classes: int,
+        height: int | None = None,
     ) -> None:
         super().__init__()
+        tall, self.pool = (1, (1, 2)) if height == 1 else (kernel, (2, 2))
         widths = [channels] + [base * 2**i for i in range(blocks)]
         self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, kernel, padding=kernel // 2, bias=False) for a, b in pairwise(widths)
+            nn.Conv2d(a, b, (tall, kernel), padding=(tall // 2, kernel // 2), bias=False)
+            for a, b in pairwise(widths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(b) for b in widths[1:])
         self.head = nn.Linear(widths[-1], classes)
@@ -48,7 +69,7 @@ class PlainCNN(nn.Module):
         for i, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = torch.relu(norm(conv(x)))
             if i < self.pools:
-                x = F.max_pool2d(x, 2)
+                x = F.max_pool2d(x, self.pool)
         return self.head(x.mean((2, 3)))
 
     @classmethod
@@ -179,6 +200,8 @@ CNNS = [
     {"base": 1, "kernel": 1, "size": 8},
     {"base": 2, "kernel": 1, "pools": 0, "size": 6},
     {"base": 2, "blocks": 4, "pools": 2, "size": 9, "kernel": 5},
+    {"base": 3, "size": 40, "channels": 1, "height": 1},
+    {"base": 2, "blocks": 4, "pools": 2, "size": 9, "kernel": 5, "height": 1},
 ]
 
 
@@ -188,7 +211,7 @@ def test_cnn_with_empty_slots_is_bit_identical_to_plain_torch(options, slots):
     model = MorphogeneticModel(CNNHost(1, **options), slots, random_seeds=[5])
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_decay=0.0, clip=1e9))
     for step in range(5):
-        x = torch.randn(7, model.host.channels, model.host.size, model.host.size, generator=generator(step))
+        x = torch.randn(model.host.example_input(7).shape, generator=generator(step))
         x = x.contiguous(memory_format=torch.channels_last)
         y = torch.randint(0, 10, (1, 7), generator=generator(step))
         plain = PlainCNN.like(model.host, 0)
@@ -385,6 +408,44 @@ def test_marks_must_fit_the_blocks():
     assert all(torch.equal(block.conv.taps, b) for block, b in zip(host.blocks, before, strict=True))
 
 
+# -- lines ---------------------------------------------------------------------------------------------------
+
+
+def test_a_line_host_is_a_square_one_without_the_taps_that_see_only_padding():
+    line = MorphogeneticModel(CNNHost(8, base=2, channels=1, size=12, height=1, pools=0)).double().eval()
+    square = MorphogeneticModel(CNNHost(8, base=2, channels=1, size=12, pools=0)).double().eval()
+    line.host.set_centre_tap(3, [False, True, False])
+    with torch.no_grad():
+        for (name, p), (_, q) in zip(
+            line.host.named_parameters(), square.host.named_parameters(), strict=True
+        ):
+            if name.endswith("conv.weight"):
+                assert p.shape[-2:] == (1, 3)
+                q[..., 1:2, :] = p
+            else:
+                q.copy_(p)
+    square.host.set_centre_tap(3, [False, True, False])
+    x, _ = population_batch(line, 5)
+    assert x.shape[2] == 1
+    assert torch.allclose(line(x), square(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", blueprints("line"))
+def test_no_kernel_of_a_seed_in_a_line_host_is_higher_than_1(name):
+    widths = {}
+    for host in ("line", "cnn"):
+        model = make(host, 8)
+        bring(model, "r1c0", name, SeedStage.HOLDING, stir=0.1)
+        convolutions = [m for m in model.slot("r1c0").banks[name].modules() if isinstance(m, Conv2d)]
+        widths[host] = [conv.weight.shape[-1] for conv in convolutions]
+        if host == "line":
+            assert all(conv.weight.shape[-2] == 1 for conv in convolutions)
+            x, _ = network_batch(model, 1)
+            plain = export_row(model, 0)
+            assert torch.allclose(plain(x), model.eval()(x.repeat(1, 8, 1, 1))[0], atol=1e-6)
+    assert widths["line"] == widths["cnn"]
+
+
 # -- specs and bad input -------------------------------------------------------------------------------------
 
 
@@ -392,6 +453,7 @@ def test_marks_must_fit_the_blocks():
     "host",
     [
         CNNHost(1, classes=7, blocks=2, base=3, kernel=5, pools=1, channels=2, size=12),
+        CNNHost(1, blocks=2, base=3, channels=1, size=12, height=1),
         GPTHost(1, vocabulary=9, features=12, heads=3, layers=4, context=5, segments=2),
         MLPHost(1, inputs=3, features=4, layers=3),
     ],
@@ -414,6 +476,7 @@ def test_a_spec_builds_the_host_again(host):
         ({"kind": "cnn", "pools": 4}, "pools is 4; allowed: 0 to 3"),
         ({"kind": "cnn", "pools": -1}, "pools is -1; allowed: 0 to 3"),
         ({"kind": "cnn", "size": 4}, "pools is 3; allowed: 0 to 2"),
+        ({"kind": "cnn", "size": 32, "height": 2}, "height is 2; allowed: 1, or the size 32"),
         ({"kind": "gpt", "layers": 4}, "layers 4 must be a multiple of segments 3"),
         ({"kind": "gpt", "heads": 5}, "features 64 of heads 5"),
     ],
@@ -427,6 +490,8 @@ BAD_INPUT: list[tuple[Any, ...]] = [
     ("cnn", (2, 7, 8, 8), r"shape \(2, 7, 8, 8\), wanted \[batch, 8·1, height, width\]"),
     ("cnn", (2, 8, 8), r"shape \(2, 8, 8\)"),
     ("cnn", (2, 8, 8, 7), "height and width at least 8"),
+    ("line", (2, 8, 12, 12), r"shape \(2, 8, 12, 12\), wanted \[batch, 8·1, 1, width\], width at least 8"),
+    ("line", (2, 8, 1, 7), "width at least 8"),
     ("mlp", (8, 2, 15), r"shape \(8, 2, 15\), wanted \[8, batch, 16\]"),
     ("mlp", (1, 2, 16), r"shape \(1, 2, 16\), wanted \[8, batch, 16\]"),
     ("mlp", (2, 16), r"shape \(2, 16\)"),

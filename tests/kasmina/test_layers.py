@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from esper.kasmina.layers import (
     PopulationLayer,
     Scale,
     check_population,
+    flatten_kernels,
     group_count,
     pool_pixels,
     seed_row,
@@ -96,6 +98,7 @@ class Case:
 
 
 IMAGES, TOKENS, VECTORS = (B, 4, 6, 5), (B, 5, 8), (B, 8)  # not square: mixed up axes would show
+LINES = (B, 4, 1, 7)
 CASES = {
     "conv3": Case(lambda p: Conv2d(p, 4, 6, 3), IMAGES),
     "conv1": Case(lambda p: Conv2d(p, 4, 6, 1), IMAGES),
@@ -104,6 +107,10 @@ CASES = {
     "conv_groups": Case(lambda p: Conv2d(p, 4, 6, 3, groups=2), IMAGES),
     "conv_depthwise": Case(lambda p: Conv2d(p, 4, 4, 3, groups=4), IMAGES),
     "conv_crippled": Case(lambda p: _cripple(CrippledConv2d(p, 4, 6, 3)), IMAGES),
+    "line_conv": Case(lambda p: _flat(Conv2d(p, 4, 6, 3, bias=True)), LINES),
+    "line_depthwise": Case(lambda p: _flat(Conv2d(p, 4, 4, 5, groups=4)), LINES),
+    "line_crippled": Case(lambda p: _cripple(_flat(CrippledConv2d(p, 4, 6, 3))), LINES),
+    "line_batch_norm": Case(lambda p: BatchNorm2d(p, 4), LINES),
     "batch_norm": Case(lambda p: BatchNorm2d(p, 4), IMAGES),
     "group_norm_1": Case(lambda p: GroupNorm(p, 4), IMAGES),
     "group_norm_2": Case(lambda p: GroupNorm(p, 32), (B, 32, 3, 2)),
@@ -123,6 +130,12 @@ CASES = {
     "gate_vectors": Case(lambda p: Gate(p, 8, image=False), VECTORS, PlainGate),
 }
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def _flat(layer: Conv2d) -> Any:
+    flatten_kernels(layer)
+    assert layer.weight.shape[-2] == 1
+    return layer
 
 
 def _cripple(layer: CrippledConv2d) -> CrippledConv2d:

@@ -23,6 +23,7 @@ from esper.leyline import AlphaAlgorithm, AlphaCurve, EsperError, Incubation, Se
 from helpers import (
     EAGER,
     HOSTS,
+    LINE,
     all_tensors,
     blueprints,
     bring,
@@ -39,7 +40,7 @@ from helpers import (
     wanted_coalitions,
 )
 
-topologies = pytest.mark.parametrize("topology", HOSTS)
+topologies = pytest.mark.parametrize("topology", [*HOSTS, *LINE])
 
 Event = tuple[str, dict[str, Any]]
 
@@ -79,7 +80,12 @@ def life(env: int, steps: int, model: MorphogeneticModel) -> list[list[Event]]:
 
 
 METHODS = {"retarget": "set_alpha_target", "schedule": "schedule_prune"}
-PLACES = {"cnn": ("r0c0", "r1c0", "r0c1"), "transformer": ("r0c0", "r0c1"), "mlp": ("r0c0", "r0c1")}
+PLACES = {
+    "cnn": ("r0c0", "r1c0", "r0c1"),
+    "line": ("r0c0", "r1c0", "r0c1"),
+    "transformer": ("r0c0", "r0c1"),
+    "mlp": ("r0c0", "r0c1"),
+}
 
 
 def live_through(model: MorphogeneticModel, row: int, events: list[Event]) -> list[str]:
@@ -266,6 +272,8 @@ SIZES, COMPANY = ("1 of 16", "4 of 16", "8 of 16", "16 of 16"), ("8 of 8", "othe
         ("cnn", Incubation.STE, "adamw", COMPANY),
         ("transformer", Incubation.SHADOW, "adamw", COMPANY),
         ("mlp", Incubation.STE, "sgd", SIZES),
+        ("line", Incubation.SHADOW, "adamw", COMPANY),
+        ("line", Incubation.STE, "sgd", SIZES),
     ],
 )
 def test_an_env_is_the_same_bits_whatever_runs_beside_it(topology, incubation, kind, names):
@@ -283,7 +291,7 @@ def test_an_env_is_the_same_bits_for_300_steps(topology, incubation, kind):
 COMPANIES = {"alone": (0,), "some": (0, 3, 6), "everyone": tuple(range(8))}
 
 
-@pytest.mark.parametrize(("topology", "name"), [(t, name) for t in HOSTS for name in blueprints(t)])
+@pytest.mark.parametrize(("topology", "name"), [(t, name) for t in (*HOSTS, *LINE) for name in blueprints(t)])
 def test_a_seed_is_the_same_bits_whoever_has_the_same(topology, name):
     """Where every row has a seed of one bank nothing is moved, otherwise lanes are taken out and put back: no
     difference."""

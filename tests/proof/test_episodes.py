@@ -118,7 +118,7 @@ def test_the_record_is_what_happened():
 def test_flops_are_those_of_every_epoch():
     task = parse_task(IMPAIRED)
     (played,) = play(task, MAKERS["wait"], root_seed=HELD_OUT, networks=[0], population=1)
-    assert played.flops == 3 * sum(FlopMeter(task.build_model(1, [0])).segments) * 8 * 2 * 16
+    assert played.flops == FlopMeter(task.build_model(1, [0])).per_sample({}) * 8 * 2 * 16
     assert played.condition is None
 
 

@@ -22,8 +22,8 @@ def test_get_prints_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["get", "mnist", "--root", str(tmp_path)]) == 2
-    assert "error: dataset 'mnist' cannot be downloaded; allowed: cifar10" in capsys.readouterr().err
+    assert main(["get", "emnist", "--root", str(tmp_path)]) == 2
+    assert "error: dataset 'emnist' cannot be downloaded; allowed: cifar10" in capsys.readouterr().err
     assert main(["get", "tinystories", "--root", str(tmp_path)]) == 1
     assert "by hand: put tinystories.txt" in capsys.readouterr().err
 
@@ -46,6 +46,7 @@ def test_list(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["list", "--root", str(tmp_path)]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "in the package" in lines["digits"]
+    assert "in the package" in lines["mnist1d"]
     assert "not downloaded" in lines["cifar10"]
     assert "ready" in lines["tinystories"]
     assert str(tmp_path) in lines["data"]

@@ -19,6 +19,7 @@ from esper.kasmina.layers import (
     LayerNorm,
     Linear,
     Scale,
+    flatten_kernels,
     pool_lanes,
     pool_pixels,
     scale_channels,
@@ -67,12 +68,18 @@ def blueprint_names(topology: Topology) -> tuple[str, ...]:
     return tuple(sorted(name for t, name in CATALOGUE if t == topology))
 
 
-def build_blueprint(topology: Topology, name: str, population: int, channels: int) -> Blueprint:
+def build_blueprint(
+    topology: Topology, name: str, population: int, channels: int, *, line: bool = False
+) -> Blueprint:
+    """A bank of seeds. `line`: for images of height 1, on which every kernel is 1 high."""
     if (topology, name) not in CATALOGUE:
         raise BlueprintError(
             f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}"
         )
-    return CATALOGUE[topology, name](population, channels)
+    seeds = CATALOGUE[topology, name](population, channels)
+    if line:
+        flatten_kernels(seeds)
+    return seeds
 
 
 class ImageSeed(Blueprint):

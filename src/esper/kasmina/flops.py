@@ -1,15 +1,18 @@
-"""Training FLOPs of a growing network, from forward passes of one network on one sample that torch counts.
+"""Training FLOPs of a growing network, as torch counts them on the meta device, where nothing is computed.
 
-Convolutions and matrix products count, two FLOPs for each multiply-add. Norms, activations and pooling count
-as 0, and validation and the policy are not included. Training costs three forward passes: the pass itself,
-the gradient of its inputs and the gradient of its weights. A seed that incubates on a shadow loss adds its
-own training, and a forward and an input-gradient pass through the part of the network behind it. With
-straight-through incubation it adds its own training only."""
+Convolutions and matrix products count, two FLOPs for each multiply-add. Norms, activations, pooling, the
+optimizer and the policy count as 0. Every module is counted forward and backward, because a training step is
+not three forward passes everywhere: nothing needs the gradient of the data, incubating seeds read features
+that are constants for them, and the frozen network behind them needs no gradients of its weights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,63 +24,172 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import BLENDED_STAGES, AlphaAlgorithm, Incubation, SeedStage, SeedStateReport
 
+SAMPLES = 4
+"""Samples of a counted batch. Batch norms need two, and multiples of four need no padding."""
+SENSOR_TAPS = 9
+"""Taps of the zero layer whose gradient the sensors measure at a slot of a CNN."""
 
-def count(call: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """FLOPs of a forward pass, and its result. The fused attention kernel of the CPU is not counted by torch,
-    so attention runs as plain matrix products here."""
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        result = call()
-    return counter.get_total_flops(), result
+Run = Callable[[Tensor, Lanes], Tensor]
+
+
+class Cost(NamedTuple):
+    """FLOPs of one module on one sample."""
+
+    forward: int
+    training: int
+    """Forward pass, and gradients of the weights and of the input."""
+    first: int
+    """The same without the gradient of the input, which is a constant."""
+    frozen: int
+    """Forward pass, and the gradient of the input: the weights are constants."""
+    learns: bool
+    """Whether the output has a gradient when the input is a constant."""
+
+    def plus(self, other: Cost) -> Cost:
+        return Cost(
+            self.forward + other.forward,
+            self.training + other.training,
+            self.first + other.first,
+            self.frozen + other.frozen,
+            self.learns or other.learns,
+        )
 
 
 class FlopMeter:
-    """Training FLOPs per sample of networks with one architecture."""
+    """FLOPs per sample of networks with one architecture."""
 
     def __init__(self, model: MorphogeneticModel) -> None:
         """Only the architecture of `model` matters: its population, weights and seeds do not."""
         self._model = model
-        host = model.host
-        rows = None if model.population == 1 else torch.zeros(1, dtype=torch.int64)
-        lanes = Lanes(1, Mode.EVAL, rows)
-        x = host.example_input(1)
+        host = copy.deepcopy(model.host).to("meta")
+        rows = None if model.population == 1 else torch.zeros(1, dtype=torch.int64, device="meta")
+        x = host.example_input(SAMPLES).to("meta")
         if not model.layout.image:
             x = x.unsqueeze(0)
-        self.segments: list[int] = []
-        """Forward FLOPs of the host between slots, in execution order."""
+        self._order = host.execution_order()
+        self._hosts: list[Cost] = []
         self._features: dict[str, Tensor] = {}
-        for index, slot_id in enumerate((*host.execution_order(), "")):
-            flops, x = count(partial(host.segment, index, x, lanes))
-            self.segments.append(flops)
+        for index, slot_id in enumerate((*self._order, "")):
+            cost, x = count(partial(host.segment, index), x, rows)
+            self._hosts.append(cost)
             self._features[slot_id] = x
-        self._position = {slot_id: index for index, slot_id in enumerate(host.execution_order())}
-        self.seed = cache(self._count_seed)
+        self.segments = [cost.forward for cost in self._hosts]
+        """Forward FLOPs of the host between slots, in execution order."""
+        self.bank = cache(self._count_bank)
 
-    def _count_seed(self, slot_id: str, bank: str) -> int:
-        """Forward FLOPs of one seed, or of the gate beside it."""
-        module = self._model.slot(slot_id).build_bank(bank, 1)
-        return count(partial(module, self._features[slot_id], Lanes(1, Mode.EVAL)))[0]
+    def _count_bank(self, slot_id: str, bank: str) -> Cost:
+        """FLOPs of one seed, or of the gate beside it."""
+        with torch.device("meta"):
+            module = self._model.slot(slot_id).build_bank(bank, 1)
+        return count(module, self._features[slot_id])[0]
 
-    def _forward(self, slot_id: str, report: SeedStateReport) -> int:
-        flops = self.seed(slot_id, report.blueprint_id)
-        if report.alpha_algorithm is AlphaAlgorithm.GATE:
-            flops += self.seed(slot_id, GATE_BANK)
-        return flops
+    def _seed(self, slot_id: str, report: SeedStateReport) -> Cost:
+        seed = self.bank(slot_id, report.blueprint_id)
+        if report.alpha_algorithm is not AlphaAlgorithm.GATE:
+            return seed
+        return seed.plus(self.bank(slot_id, GATE_BANK))
 
-    def per_sample(self, reports: Mapping[str, SeedStateReport]) -> int:
-        """FLOPs of training a network with these seeds on one sample."""
-        forward = {slot_id: self._forward(slot_id, report) for slot_id, report in reports.items()}
-        blended = [
-            slot_id
+    def _blended(self, reports: Mapping[str, SeedStateReport]) -> dict[str, Cost]:
+        """The seeds that change the output, by slot."""
+        return {
+            slot_id: self._seed(slot_id, report)
             for slot_id, report in reports.items()
             if report.stage in BLENDED_STAGES and report.alpha > 0.0
-        ]
-        total = 3 * (sum(self.segments) + sum(forward[slot_id] for slot_id in blended))
+        }
+
+    def per_sample(self, reports: Mapping[str, SeedStateReport]) -> int:
+        """Training a network with these seeds on one sample: host, blended seeds and incubation."""
+        blended = self._blended(reports)
+        total = self._hosts[0].first + sum(cost.training for cost in self._hosts[1:])
+        total += sum(cost.training for cost in blended.values())
         for slot_id, report in reports.items():
             if report.stage is not SeedStage.TRAINING:
                 continue
-            total += 3 * forward[slot_id]
+            seed = self._seed(slot_id, report)
+            total += seed.first
             if self._model.incubation is Incubation.SHADOW:
-                at = self._position[slot_id]
-                seeds_behind = sum(forward[other] for other in blended if self._position[other] > at)
-                total += 2 * (sum(self.segments[at + 1 :]) + seeds_behind)
+                behind = self._behind(slot_id, blended)
+                total += sum(cost.frozen if seed.learns else cost.forward for cost in behind)
         return total
+
+    def _behind(self, slot_id: str, blended: Mapping[str, Cost]) -> list[Cost]:
+        """All that the features of a seed in this slot still pass."""
+        at = self._order.index(slot_id) + 1
+        return [*self._hosts[at:], *(blended[other] for other in self._order[at:] if other in blended)]
+
+    def forward(self, reports: Mapping[str, SeedStateReport]) -> int:
+        """One validation pass of a network with these seeds, on one sample."""
+        return sum(self.segments) + sum(cost.forward for cost in self._blended(reports).values())
+
+    def coalitions(self, reports: Mapping[str, SeedStateReport], wanted: Collection[frozenset[str]]) -> int:
+        """Evaluating these coalitions on one sample: each distinct prefix once, as in `evaluate_coalitions`.
+        All blended seeds as the only coalition cost what `forward` says."""
+        blended = self._blended(reports)
+        total = 0
+        for index, cost in enumerate(self._hosts):
+            total += len(_prefixes(wanted, self._order[:index])) * cost.forward
+        for index, slot_id in enumerate(self._order):
+            if slot_id in blended:
+                on = [coalition for coalition in wanted if slot_id in coalition]
+                total += len(_prefixes(on, self._order[:index])) * blended[slot_id].forward
+        return total
+
+    def sensors(self) -> int:
+        """Measuring the growth sensors of all slots on one sample: at each, the gradient of a zero layer's
+        weight and the covariance of the channels. They run on one batch per epoch. On small images their
+        code multiplies more pairs of pixels than these, because that takes less time."""
+        taps = SENSOR_TAPS if self._model.layout.image else 1
+        total = 0
+        for slot_id in self._model.seed_slots:
+            features = self._features[slot_id]
+            channels = features.shape[1 if self._model.layout.image else -1]
+            total += 2 * (taps + 1) * channels * features.numel() // SAMPLES
+        return total
+
+
+def _prefixes(coalitions: Collection[frozenset[str]], passed: Sequence[str]) -> set[frozenset[str]]:
+    return {coalition & frozenset(passed) for coalition in coalitions}
+
+
+def count(run: Run, x: Tensor, rows: Tensor | None = None) -> tuple[Cost, Tensor]:
+    """FLOPs per sample of a module on a batch of `SAMPLES`, and its output."""
+    with torch.no_grad():
+        forward, _ = _count_step(run, x, Lanes(1, Mode.EVAL, rows), to_input=False)
+    training, _ = _count_step(run, x, Lanes(1, Mode.TRAIN, rows), to_input=True)
+    first, out = _count_step(run, x, Lanes(1, Mode.TRAIN, rows), to_input=False)
+    frozen, _ = _count_step(run, x, Lanes(1, Mode.SHADOW, rows), to_input=True)
+    return Cost(forward, training, first, frozen, out.requires_grad), out.detach()
+
+
+def _count_step(run: Run, x: Tensor, lanes: Lanes, *, to_input: bool) -> tuple[int, Tensor]:
+    """FLOPs of a forward and, where anything has a gradient, a backward pass. The fused attention kernel of
+    the CPU is not counted by torch, so attention runs as plain matrix products here."""
+    x = x.detach().requires_grad_(to_input and x.is_floating_point())
+    formulas = {torch.ops.aten.convolution_backward: _conv_backward}
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        out = run(x, lanes)
+        if out.requires_grad:
+            out.sum().backward()
+    return counter.get_total_flops() // SAMPLES, out
+
+
+def _conv_backward(
+    grad_out: Sequence[int],
+    x: Sequence[int],
+    weight: Sequence[int],
+    _bias: object,
+    _stride: object,
+    _padding: object,
+    _dilation: object,
+    transposed: bool,
+    _output_padding: object,
+    _groups: int,
+    wanted: Sequence[bool],
+    **_: object,
+) -> int:
+    """FLOPs of a convolution's backward pass from the shapes: each of the gradients of input and weight costs
+    what the forward pass costs. Torch's own formula for the weight ignores groups, so it would count a
+    depthwise convolution as often as it has channels."""
+    one = 2 * math.prod(x if transposed else grad_out) * math.prod(weight[1:])
+    return one * (wanted[0] + wanted[1])

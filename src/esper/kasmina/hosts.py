@@ -23,6 +23,7 @@ from esper.kasmina.layers import (
     LayerNorm,
     Linear,
     check_population,
+    flatten_kernels,
     pool_lanes,
 )
 from esper.leyline import (
@@ -82,7 +83,8 @@ class CNNHost(Host):
     classifier.
 
     Slots: `r0c<i>` after block i, `r1c<i>` after its pooling. Input `[B, L·C, H, W]`, output `[L, B,
-    classes]`."""
+    classes]`. Images are square, or with `height` 1 lines: kernels are then 1 high, and pooling halves the
+    width only."""
 
     topology: Topology = "cnn"
 
@@ -97,11 +99,15 @@ class CNNHost(Host):
         pools: int | None = None,
         channels: int = 3,
         size: int = 32,
+        height: int | None = None,
     ) -> None:
         super().__init__(population)
         if blocks < 2:
             raise EsperError(f"CNN host: blocks is {blocks}, must be at least 2")
         self.classes, self.base, self.kernel, self.channels, self.size = classes, base, kernel, channels, size
+        if height not in (None, 1, size):
+            raise EsperError(f"CNN host: height is {height}; allowed: 1, or the size {size}")
+        self.line, self.height = height == 1, height or size
         self.pools = blocks if pools is None else pools
         if not 0 <= self.pools <= blocks or size >> self.pools < 1:
             raise EsperError(
@@ -109,6 +115,8 @@ class CNNHost(Host):
             )
         widths = [channels, *(base << i for i in range(blocks))]
         self.blocks = nn.ModuleList(ConvBlock(population, a, b, kernel) for a, b in pairwise(widths))
+        if self.line:
+            flatten_kernels(self.blocks)
         self.head = Linear(population, widths[-1], classes)
         # Segments in execution order: (is a pooling, block).
         self._steps = [
@@ -116,12 +124,14 @@ class CNNHost(Host):
         ]
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(InjectionSpec(format_slot_id(int(pool), i), self.base << i) for pool, i in self._steps)
+        return tuple(
+            InjectionSpec(format_slot_id(int(pool), i), self.base << i, self.line) for pool, i in self._steps
+        )
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
         if index < len(self._steps):
             pool, block = self._steps[index]
-            return F.max_pool2d(x, 2) if pool else self.blocks[block](x, lanes)
+            return F.max_pool2d(x, (1, 2) if self.line else 2) if pool else self.blocks[block](x, lanes)
         return self.head(pool_lanes(x, lanes), lanes)
 
     def set_centre_tap(self, row: int, crippled: Sequence[bool]) -> None:
@@ -138,14 +148,14 @@ class CNNHost(Host):
 
     def check_input(self, x: Tensor, networks: int) -> None:
         smallest = 1 << self.pools
-        if x.dim() != 4 or x.shape[1] != networks * self.channels or min(x.shape[2:]) < smallest:
-            wanted = (
-                f"[batch, {networks}·{self.channels}, height, width], height and width at least {smallest}"
-            )
+        fits = x.dim() == 4 and x.shape[1] == networks * self.channels and x.shape[3] >= smallest
+        if not fits or (x.shape[2] != 1 if self.line else x.shape[2] < smallest):
+            height, sides = ("1", "width") if self.line else ("height", "height and width")
+            wanted = f"[batch, {networks}·{self.channels}, {height}, width], {sides} at least {smallest}"
             raise ShapeError(f"CNN host: input has shape {tuple(x.shape)}, wanted {wanted}")
 
     def example_input(self, batch: int = 2) -> Tensor:
-        return torch.zeros(batch, self.channels, self.size, self.size)
+        return torch.zeros(batch, self.channels, self.height, self.size)
 
     def spec(self) -> dict[str, Any]:
         return {
@@ -157,6 +167,7 @@ class CNNHost(Host):
             "pools": self.pools,
             "channels": self.channels,
             "size": self.size,
+            **({"height": 1} if self.line else {}),
         }
 
 

@@ -205,9 +205,19 @@ class Conv2d(PopulationLayer):
         self, population: int, inputs: int, outputs: int, kernel: int, *, groups: int = 1, bias: bool = False
     ) -> None:
         super().__init__()
-        self.inputs, self.outputs, self.kernel, self.groups = inputs, outputs, kernel, groups
-        self.weight = _parameter(population, outputs, inputs // groups, kernel, kernel)
+        self.inputs, self.outputs, self.groups = inputs, outputs, groups
+        self.kernel = kernel, kernel  # height, width
+        self.weight = _parameter(population, outputs, inputs // groups, *self.kernel)
         self.bias = _parameter(population, outputs) if bias else None
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        return self.kernel[0] // 2, self.kernel[1] // 2
+
+    def keep_middle_row(self) -> None:
+        """Make the kernel 1 high. Call it before any row is drawn."""
+        self.kernel = 1, self.kernel[1]
+        self.weight = _parameter(*self.weight.shape[:3], *self.kernel)
 
     def reset_row(self, row: int, generator: torch.Generator) -> None:
         self._draw_uniform(row, 1 / math.sqrt(self.weight[row, 0].numel()), generator)
@@ -215,7 +225,7 @@ class Conv2d(PopulationLayer):
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         bias = None if self.bias is None else pick(self.bias, lanes).flatten()
         return F.conv2d(
-            x, self._kernels(lanes).flatten(0, 1), bias, 1, self.kernel // 2, 1, lanes.count * self.groups
+            x, self._kernels(lanes).flatten(0, 1), bias, 1, self.padding, 1, lanes.count * self.groups
         )
 
     def plain(self, row: int) -> nn.Module:
@@ -224,7 +234,7 @@ class Conv2d(PopulationLayer):
             self.outputs,
             self.kernel,
             1,
-            self.kernel // 2,
+            self.padding,
             groups=self.groups,
             bias=self.bias is not None,
         )
@@ -239,11 +249,18 @@ class CrippledConv2d(Conv2d):
 
     def __init__(self, population: int, inputs: int, outputs: int, kernel: int) -> None:
         super().__init__(population, inputs, outputs, kernel)
+        self._add_taps()
+
+    def _add_taps(self) -> None:
         # 1 everywhere, or only at the centre tap of a crippled row; multiplied in only while some row is
         # crippled.
-        self.register_buffer("taps", torch.ones(population, 1, 1, kernel, kernel))
+        self.register_buffer("taps", torch.ones(len(self.weight), 1, 1, *self.kernel))
         self.taps: Tensor
         self.crippled = False
+
+    def keep_middle_row(self) -> None:
+        super().keep_middle_row()
+        self._add_taps()
 
     def reset_row(self, row: int, generator: torch.Generator) -> None:
         super().reset_row(row, generator)
@@ -252,7 +269,7 @@ class CrippledConv2d(Conv2d):
     def set_centre_tap(self, row: int, *, only: bool) -> None:
         """Reduce the row's kernel to its centre tap, or give it its whole kernel back."""
         self.taps[row] = 0.0 if only else 1.0
-        self.taps[row, :, :, self.kernel // 2, self.kernel // 2] = 1.0
+        self.taps[row, :, :, self.padding[0], self.padding[1]] = 1.0
         self.row_changed()
 
     def row_changed(self) -> None:
@@ -268,6 +285,14 @@ class CrippledConv2d(Conv2d):
         with torch.no_grad():
             layer.weight.mul_(self.taps[row].to(layer.weight))
         return layer
+
+
+def flatten_kernels(module: nn.Module) -> None:
+    """Make every kernel of a new module 1 high, for images of height 1: the other rows of a kernel would see
+    nothing but padding."""
+    for layer in module.modules():
+        if isinstance(layer, Conv2d):
+            layer.keep_middle_row()
 
 
 class Norm(PopulationLayer):

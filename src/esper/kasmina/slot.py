@@ -68,7 +68,7 @@ class SeedSlot(nn.Module):
         self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing
     ) -> None:
         super().__init__()
-        self.slot_id, self.channels = spec.slot_id, spec.channels
+        self.slot_id, self.channels, self.line = spec.slot_id, spec.channels, spec.line
         self.topology, self.population = topology, population
         self.gate_config, self.pacing = gates, pacing
         self.seeds: list[Seed | None] = [None] * population
@@ -362,7 +362,7 @@ class SeedSlot(nn.Module):
         """A bank for this slot, not yet part of it."""
         if name == GATE_BANK:
             return Gate(population, self.channels, image=self.topology == "cnn")
-        return build_blueprint(self.topology, name, population, self.channels)
+        return build_blueprint(self.topology, name, population, self.channels, line=self.line)
 
     def adopt(self, row: int, seed: Seed | None) -> None:
         """Make room for a seed whose weights the caller writes next, or empty the row."""

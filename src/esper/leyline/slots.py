@@ -31,6 +31,8 @@ class InjectionSpec:
 
     slot_id: str
     channels: int
+    line: bool = False
+    """Whether the features are images of height 1."""
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)

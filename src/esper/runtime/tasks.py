@@ -230,7 +230,7 @@ class TaskSpec:
             )
         shape: tuple[int, ...] = ()
         if kind == "image":
-            shape = (spec["channels"], spec["size"], spec["size"])
+            shape = (spec["channels"], spec.get("height", spec["size"]), spec["size"])
         elif kind == "vector":
             shape = (spec["inputs"],)
         if facts.shape != shape:
@@ -251,7 +251,7 @@ class TaskSpec:
         if self.topology == "cnn":
             side = spec["size"]
             for block in range(spec["blocks"]):
-                numbers += (spec["base"] << block) * side * side
+                numbers += (spec["base"] << block) * side * spec.get("height", side)
                 if block < spec["pools"]:
                     side //= 2
         elif self.topology == "transformer":
@@ -612,5 +612,23 @@ for _spec in (
         population=1,
         optimizer=OptimizerConfig(kind="adamw", host_lr=3e-4, seed_lr=3e-4, host_decay=0.1),
     ),
+):
+    register_task(_spec)
+
+_MNIST14 = _variant(
+    _FASHION, "mnist14_baseline", host={"base": 4, "size": 14}, dataset="mnist14", population=16
+)
+for _spec in (
+    _variant(
+        _DIGITS,
+        "mnist1d_baseline",
+        host={"blocks": 3, "base": 4, "size": 40, "height": 1},
+        slots=_slots(3, 1),
+        dataset="mnist1d",
+        blueprints=_FASHION.blueprints,
+    ),
+    _MNIST14,
+    _variant(_MNIST14, "fashion14_baseline", dataset="fashion14"),
+    _variant(_TEXT, "shakespeare", host={"vocabulary": 84}, dataset="shakespeare"),
 ):
     register_task(_spec)

@@ -63,6 +63,7 @@ def show(root: Root = None) -> int:
     table = Table("name", "content", "state", box=None)
     table.add_row("digits", "handwritten digits: 1,797 grey images, 8×8, 10 classes", "in the package")
     table.add_row("digits_flat", "the same as vectors of 64 numbers", "in the package")
+    table.add_row("mnist1d", "MNIST-1D: 5,000 signals of 40 samples, 10 classes", "in the package")
     for name, recipe in RECIPES.items():
         file = cache_file(name, place)
         state = f"ready, {file.stat().st_size / 1e6:.0f} MB" if file.exists() else "not downloaded"

@@ -155,7 +155,8 @@ def check_memory(config: TrainingConfig, task: TaskSpec) -> None:
     batch_size = config.batch_size or task.batch_size
     batches = config.steps_per_epoch or task.steps_per_epoch
     steps = config.rollout_length or config.episode_length or task.episode_length
-    sample = task.host.get("channels", 1) * task.host.get("size", 1) ** 2
+    size = task.host.get("size", 1)
+    sample = task.host.get("channels", 1) * task.host.get("height", size) * size
     parts = {
         f"{rows:,} networks": rows * task.host_params * 16,  # weights, gradients, momentum, a snapshot
         f"one batch of {batch_size:,} samples for each of them": rows * batch_size * sample * 4,

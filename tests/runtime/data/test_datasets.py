@@ -64,19 +64,43 @@ def test_digits_parts_do_not_overlap_and_keep_their_images() -> None:
     assert zero[3:5, 3:5].mean() < 2 < one[3:5, 3:5].mean()  # a zero has a hole in the middle
 
 
+def test_mnist1d() -> None:
+    data = load_dataset("mnist1d")
+    assert data.train_x.shape == (4000, 1, 1, 40)
+    assert data.test_x.shape == (1000, 1, 1, 40)
+    assert data.train_y.bincount(minlength=10).tolist() == [398, 396, 411, 394, 394, 402, 401, 404, 402, 398]
+    split = validation_split(data, 500, 0)
+    signals = torch.cat([batch.x for batch in validation_batches(split, 100).batches(rows=1)])
+    assert signals.shape == (500, 1, 1, 40)
+    # The published set is standardised as a whole; quantisation to 23 levels per unit moves it very little.
+    assert float(signals.mean()) == pytest.approx(0, abs=0.03)
+    assert float(signals.std()) == pytest.approx(1, abs=0.03)
+    levels = signals * 23
+    assert torch.allclose(levels, levels.round(), atol=1e-3)
+    published = torch.tensor([-0.3320, -0.4719, -0.7787, -1.0097, -0.8824, 0.1039])  # of the first signal
+    first = (data.train_x[0, 0, 0, :6] / data.scale - data.mean[0]) / data.std[0]
+    assert data.train_y[0] == 2
+    assert float((first - published).abs().max()) < 0.5 / 23 + 1e-4
+
+
 def test_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(
-        DataError, match=r"dataset 'mnist' is unknown; allowed: cifar10, digits, .*tinystories"
+        DataError, match=r"dataset 'svhn' is unknown; allowed: cifar10, digits, .*tinystories"
     ):
-        load_dataset("mnist")
+        load_dataset("svhn")
     assert issubclass(DataError, EsperError)
     assert dataset_names() == [
         "digits",
         "digits_flat",
+        "mnist1d",
         "cifar10",
         "fashion_mnist",
+        "mnist",
         "sotu",
+        "shakespeare",
         "tinystories",
+        "mnist14",
+        "fashion14",
         "synthetic",
     ]
 
@@ -225,6 +249,41 @@ def test_fashion_mnist() -> None:
     assert data.train_x.shape == (60_000, 1, 28, 28)
     assert data.train_y.bincount().tolist() == [6000] * 10
     assert data.test_y.bincount().tolist() == [1000] * 10
+
+
+@ready("mnist")
+def test_mnist_is_the_published_set() -> None:
+    data = load_dataset("mnist")
+    assert data.train_x.shape == (60_000, 1, 28, 28)
+    assert data.train_y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert data.test_y.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert data.train_y[:5].tolist() == [5, 0, 4, 1, 9]
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        pytest.param("mnist14", "mnist", marks=[ready("mnist14"), ready("mnist")]),
+        pytest.param("fashion14", "fashion_mnist", marks=[ready("fashion14"), ready("fashion_mnist")]),
+    ],
+)
+def test_small_variants_are_the_pooled_images(name: str, base: str) -> None:
+    data, whole = load_dataset(name), load_dataset(base)
+    assert data.train_x.shape == (60_000, 1, 14, 14)
+    assert torch.equal(data.train_y, whole.train_y)
+    means = torch.nn.functional.avg_pool2d(whole.test_x.float(), 2)
+    assert torch.equal(data.test_x, (means + 0.5).floor().to(torch.uint8))
+    pixels = data.train_x.double() / 255
+    assert float(pixels.mean()) == pytest.approx(data.mean[0], abs=5e-5)
+    assert float(pixels.std(correction=0)) == pytest.approx(data.std[0], abs=5e-5)
+
+
+@ready("shakespeare")
+def test_shakespeare() -> None:
+    data = load_dataset("shakespeare")
+    assert data.num_classes == len(data.vocab) == 84
+    assert len(data.train_x) + len(data.test_x) == 5_057_280
+    assert "".join(data.vocab[t] for t in data.train_x[:25]) == "ALL'S WELL THAT ENDS WELL"
 
 
 @ready("sotu")

@@ -19,10 +19,11 @@ from PIL import Image
 from esper.runtime.data.formats import (
     CIFAR_BATCHES,
     DataError,
+    decode_idx,
     decode_png,
     encode_characters,
+    pool_images,
     read_cifar_records,
-    read_idx,
     read_members,
     text_chunks,
 )
@@ -123,8 +124,8 @@ def test_idx_plain_and_gzipped(tmp_path: Path) -> None:
     array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     (tmp_path / "plain").write_bytes(idx_bytes(array))
     (tmp_path / "packed.gz").write_bytes(gzip.compress(idx_bytes(array)))
-    assert np.array_equal(read_idx(tmp_path / "plain"), array)
-    assert np.array_equal(read_idx(tmp_path / "packed.gz"), array)
+    for name in ("plain", "packed.gz"):
+        assert np.array_equal(decode_idx((tmp_path / name).read_bytes(), name), array)
 
 
 def test_idx_errors(tmp_path: Path) -> None:
@@ -137,7 +138,16 @@ def test_idx_errors(tmp_path: Path) -> None:
     ]:
         (tmp_path / "file").write_bytes(content)
         with pytest.raises(DataError, match=message):
-            read_idx(tmp_path / "file")
+            decode_idx((tmp_path / "file").read_bytes(), tmp_path / "file")
+
+
+def test_pooling_averages_and_rounds_halves_up() -> None:
+    images = np.array([[[0, 1, 255, 255], [1, 0, 255, 254]]], np.uint8)[..., None]
+    assert pool_images(images).shape == (1, 1, 2, 1)
+    assert pool_images(images).ravel().tolist() == [1, 255]  # of 0.5 and 254.75
+    random = np.random.default_rng(0).integers(0, 256, (3, 6, 4, 2), dtype=np.uint8)
+    means = random.astype(float).reshape(3, 3, 2, 2, 2, 2).mean((2, 4))
+    assert np.array_equal(pool_images(random), np.floor(means + 0.5))
 
 
 def test_cifar_records_from_archive(tmp_path: Path) -> None:

