@@ -131,6 +131,10 @@ class GrowthProbe:
         self._features[slot_id] = before.detach()
         return after
 
+    def keep(self, slot_id: str, features: Tensor, gradient: Tensor) -> None:
+        """Take what the caller measured itself, for networks that the probe cannot be passed through."""
+        self._features[slot_id], self._gradients[slot_id] = features, gradient
+
     @torch.no_grad()
     def read(self, model: SensedNetwork, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
         """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's
