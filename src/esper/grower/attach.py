@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from esper.grower import decide, saving
+from esper.grower import decide, distributed, saving
 from esper.grower.body import Body
 from esper.grower.grower import METRICS, Grower, StepResult
 from esper.grower.places import ESPER, Place, SlotAt, find_places, run_example, undisturbed
+from esper.grower.record import Recorder
 from esper.grower.slot import hide_child, splice, unsplice
 from esper.leyline import EsperError, allowed, check_number
 
@@ -71,11 +72,16 @@ def attach(
         detach(model)
         raise
     recorder = None
-    if record is not None:
-        from esper.grower.record import Recorder
-
-        named = policy if isinstance(policy, (str, Path)) else type(decider).__name__.lower()
-        recorder = Recorder(record, body, policy=str(named), epochs=epochs, classes=classes, seed=seed)
+    if record is not None and distributed.is_first_rank():
+        recorder = Recorder(
+            record,
+            body,
+            model=type(model).__name__,
+            policy=_described(policy),
+            epochs=epochs,
+            classes=classes,
+            seed=seed,
+        )
     return Grower(
         model,
         body,
@@ -86,6 +92,14 @@ def attach(
         evaluate=evaluate,
         recorder=recorder,
     )
+
+
+def _described(policy: decide.PolicyLike) -> str:
+    if policy is None:
+        return "by hand"
+    if isinstance(policy, (str, Path)):
+        return str(policy)
+    return getattr(policy, "__name__", type(policy).__name__)
 
 
 def load(model: nn.Module, path: str | Path) -> Grower:

@@ -19,6 +19,7 @@ from esper.grower.body import Body
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
+    BLUEPRINT_IDS,
     BlueprintAction,
     BlueprintError,
     EsperError,
@@ -110,7 +111,7 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
     if op is LifecycleOp.GERMINATE:
         index = BLUEPRINT_ID_TO_INDEX.get(str(decision.blueprint))
         if index is None or not masks.blueprint[0, index]:
-            offered = [BlueprintAction(i).name.lower() for i in masks.blueprint[0].nonzero().flatten()]
+            offered = [BLUEPRINT_IDS[i] for i in masks.blueprint[0].nonzero().flatten().tolist()]
             raise BlueprintError(f"decision: blueprint is {decision.blueprint!r}; {allowed(offered)}")
         action[BLUEPRINT_HEAD], action[TEMPO_HEAD] = index, GRAFT_TEMPO
         action[STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)

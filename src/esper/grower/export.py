@@ -105,6 +105,7 @@ def _as_hook(residual: fx.GraphModule, place: Place) -> fx.GraphModule:
         result = grown
     elif place.container == "dataclass":
         result = graph.call_function(dataclasses.replace, (output,), {str(field): grown})
+        result.meta["is_wrapped"] = True  # unpickling traces the code again, and must not look into this call
     elif place.container == "namedtuple":
         result = graph.call_method("_replace", (output,), {str(field): grown})
     elif place.container == "mapping":

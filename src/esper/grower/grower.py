@@ -29,6 +29,7 @@ from esper.leyline import (
     LifecycleRecord,
     OpResult,
     PolicyProtocol,
+    SeedStage,
     SeedStateReport,
     TrainingSignals,
     TransitionError,
@@ -36,6 +37,7 @@ from esper.leyline import (
     check_number,
     stream_seed,
 )
+from esper.simic.contracts import ActionOutcome
 from esper.simic.training.action_execution import ActionRules, apply_action, parse_sampled_action
 from esper.tamiyo.tracker import SignalTracker
 
@@ -187,9 +189,14 @@ class Grower:
         self.history.append(result)
         self._sensing.next_epoch()
         self._incubator.next_epoch()
-        if self._recorder is not None and distributed.is_first_rank():
+        if self._recorder is not None:
             named = [replace(record, slot_id=self._name(record.slot_id)) for record in records]
-            self._recorder.step(self, result, signals, indices, decided, named, veto=spec.veto)
+            effective = spec.op if applied.done else LifecycleOp.WAIT
+            spec = replace(spec, slot_id=self._name(spec.slot_id))
+            outcome = ActionOutcome(
+                spec=spec, executed=applied.done, effective_op=effective, gate=applied.gate
+            )
+            self._recorder.step(self, result, signals, indices, decided, outcome, named)
         return result
 
     def _check_trained(self) -> None:
@@ -333,6 +340,24 @@ class Grower:
         """The seeds by slot: stage, age, alpha, contribution, gradients."""
         return {self._name(slot_id): report for slot_id, report in self.body.reports().items()}
 
+    @property
+    def accuracies(self) -> list[float]:
+        """The metric of each epoch, as points of accuracy."""
+        return [self._as_accuracy(result.metric) for result in self.history]
+
+    def committed_accuracy(self) -> float | None:
+        """Accuracy in points with permanent seeds only; None if that was not measured."""
+        live = [s.slot_id for s in self.body if s.is_applied and s.seed(0).stage in LIVE_STAGES]
+        if not live:
+            return self.accuracies[-1] if self.history else None
+        if self.evaluate is None:
+            return None
+        with self.body.muted(live):
+            return self._as_accuracy(self._evaluated())
+
+    def count_fossils(self) -> int:
+        return sum(report.stage is SeedStage.FOSSILIZED for report in self.body.reports().values())
+
     def _name(self, slot_id: str) -> str:
         slot = self.body.seed_slots[slot_id]
         return slot.name  # type: ignore[return-value]
@@ -390,7 +415,7 @@ class Grower:
         self._last_op, self._last_success = LifecycleOp(state["last_op"]), bool(state["last_success"])
         self.history = [saving.as_result(StepResult, entry) for entry in state["history"]]
         if self._recorder is not None and state["recorder"] is not None:
-            self._recorder.resume(state["recorder"], self)
+            self._recorder.resume(state["recorder"], self.epoch)
         self._follow()
 
     def close(self) -> None:

@@ -182,7 +182,8 @@ def splice(module: nn.Module, slot: Slot) -> None:
             f"slot {slot.name!r}: this object's forward was replaced (module.forward = …), so the class's "
             "does not run; attach before whatever replaces it"
         )
-    module.__class__ = _spliced(type(module))
+    base: Any = type(module)
+    module.__class__ = _spliced(base)
     vars(module)["_esper_slot"] = slot
 
 
@@ -238,7 +239,7 @@ def _subclass(base: type[Any], methods: dict[str, Any]) -> type[Any]:
     )
 
 
-def _rebuild(base: type[nn.Module], methods: tuple[str, ...]) -> nn.Module:
+def _rebuild(base: Any, methods: tuple[str, ...]) -> nn.Module:
     cls = _spliced(base) if "forward" in methods else _with_hidden_child(base)
     return cls.__new__(cls)
 
@@ -246,8 +247,5 @@ def _rebuild(base: type[nn.Module], methods: tuple[str, ...]) -> nn.Module:
 def hide_child(model: nn.Module) -> None:
     """Make room for the child `_esper` in a model that would run it."""
     if isinstance(model, nn.Sequential):
-        model.__class__ = _with_hidden_child(type(model))
-
-
-def is_spliced(model: nn.Module) -> bool:
-    return ESPER in model._modules
+        base: Any = type(model)
+        model.__class__ = _with_hidden_child(base)
