@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 
 import esper
 from esper.grower import Grower
@@ -48,6 +49,55 @@ class TiedLM(nn.Module):
         h = self.embed(tokens)
         h = h + self.block1(h)
         return self.out(h + self.block2(h))
+
+
+class Lion(torch.optim.Optimizer):
+    """A public optimizer that torch does not ship, by its paper."""
+
+    def __init__(self, params: Any, lr: float = 1e-3) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+                p.add_(torch.sign(0.9 * momentum + 0.1 * p.grad), alpha=-group["lr"])
+                momentum.lerp_(p.grad, 0.01)
+
+
+OPTIMIZERS = {
+    "SGD": lambda g: torch.optim.SGD(g, momentum=0.9),
+    "SGD nesterov": lambda g: torch.optim.SGD(g, momentum=0.9, nesterov=True),
+    "Adam amsgrad": lambda g: torch.optim.Adam(g, amsgrad=True),
+    "AdamW foreach": lambda g: torch.optim.AdamW(g, foreach=True),
+    "AdamW fused": lambda g: torch.optim.AdamW(g, fused=True),
+    "Adagrad": torch.optim.Adagrad,
+    "Adagrad fused": lambda g: torch.optim.Adagrad(g, fused=True),
+    "Adadelta": torch.optim.Adadelta,
+    "Adafactor": torch.optim.Adafactor,
+    "Adamax": torch.optim.Adamax,
+    "ASGD": torch.optim.ASGD,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": lambda g: torch.optim.RMSprop(g, momentum=0.9, centered=True),
+    "Rprop": torch.optim.Rprop,
+    "Lion": Lion,
+}
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1.0 / (1 + step)),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 30),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(
+        o, 0.05, total_steps=60, cycle_momentum=bool({"momentum", "betas"} & o.defaults.keys())
+    ),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1), lr_scheduler.ExponentialLR(o, 0.9)], [4]
+    ),
+}
 
 
 def make(kind: Callable[[], nn.Module] = SmallCNN, seed: int = 0) -> nn.Module:

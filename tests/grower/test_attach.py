@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from grower_helpers import SmallCNN, accuracy, attach, batches, digits, make, same, train_epoch
 from torch import Tensor, nn
 
 import esper
 from esper.grower import Grower, SlotAt
 from esper.leyline import BlueprintError, EsperError, ShapeError, SlotIdError, TransitionError
+from grower_helpers import SmallCNN, accuracy, attach, batches, digits, make, same, train_epoch
 
 X = digits()[0][:8]
 
@@ -358,7 +358,7 @@ def test_models_that_are_attached_wrapped_or_scripted_are_refused() -> None:
         attach(model)
     with pytest.raises(EsperError, match="attach to the module first"):
         attach(nn.DataParallel(make()))
-    with pytest.raises(EsperError, match="must be a torch.nn.Module"):
+    with pytest.raises(EsperError, match="must be a torch"):
         esper.attach(lambda x: x, ["a"], X)  # type: ignore[arg-type]
 
 
