@@ -51,6 +51,9 @@ def covering_design() -> list[Case]:
 
 
 CASES = covering_design()
+COMPILED = [case for case in CASES if case["compile"] != "no"]
+SLOW = COMPILED[2:]
+"""Compiling takes seconds: two compiled cases are in the fast suite, all are in the slow one."""
 
 
 class Checkpointed(nn.Module):
@@ -87,7 +90,11 @@ def data_of(kind: str) -> list[tuple[Tensor, Tensor]]:
     return [(tokens[:, :-1], tokens[:, 1:])] * 2
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case.values()))
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES],
+    ids=lambda case: ", ".join(case.values()),
+)
 def test_everything_at_once(case: Case) -> None:
     torch._dynamo.reset()
     model = make() if case["model"] == "cnn" else make(TiedLM)
@@ -102,10 +109,10 @@ def test_everything_at_once(case: Case) -> None:
         slots = [f"model.{name}" for name in slots]
     runs: Any = model
     if case["compile"] == "before attach":
-        runs = torch.compile(model, backend="eager")
+        runs = torch.compile(model, backend="aot_eager")
     grower = esper.attach(runs, slots, data[0][0], policy=None)
     if case["compile"] == "after attach":
-        runs = torch.compile(model, backend="eager")
+        runs = torch.compile(model, backend="aot_eager")
     optimizer = OPTIMIZERS[case["optimizer"]](grower.param_groups(lr=0.01))
     scheduler = None if case["scheduler"] == "none" else SCHEDULERS[case["scheduler"]](optimizer)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if case["ema"] == "yes" else None
