@@ -8,6 +8,7 @@ pickle keep it, and nothing depends on hooks, which compiled code ignores when t
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -122,7 +123,8 @@ class Slot(SeedSlot):
     # -- the ordinary form -----------------------------------------------------------------------------------
 
     def build_bank(self, name: str, population: int) -> nn.Module:
-        return plain_copy(super().build_bank(name, 1), 0)
+        with _own_generator():
+            return plain_copy(super().build_bank(name, 1), 0)
 
     def params(self, row: int) -> int:
         seed = self.seeds[row]
@@ -133,7 +135,8 @@ class Slot(SeedSlot):
     def _write(self, row: int, name: str, init_seed: int) -> None:
         drawn = super().build_bank(name, 1)
         seed_row(drawn, 0, init_seed)
-        self.banks[name].load_state_dict(plain_copy(drawn, 0).state_dict())
+        with _own_generator():
+            self.banks[name].load_state_dict(plain_copy(drawn, 0).state_dict())
         self.births[name][row] += 1
 
     def _clear(self, row: int, name: str) -> None:
@@ -168,6 +171,11 @@ class Slot(SeedSlot):
     def __getstate__(self) -> dict[str, Any]:
         # Copies and pickles of a model are not watched by its grower.
         return {**self.__dict__, "sensing": None}
+
+
+def _own_generator() -> AbstractContextManager[None]:
+    """Torch's layers draw initial weights when they are built; the user's generator must not notice."""
+    return torch.random.fork_rng(devices=[])
 
 
 # -- the splice ----------------------------------------------------------------------------------------------
