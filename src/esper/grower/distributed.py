@@ -5,6 +5,7 @@ renews."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -25,12 +26,19 @@ def is_first_rank() -> bool:
     return not is_distributed() or dist.get_rank() == 0
 
 
-def from_first_rank(value: T) -> T:
-    """The first rank's value, on every rank."""
+def from_first_rank(compute: Callable[[], T]) -> T:
+    """What the first rank computes, on every rank. All compute, because there may be collectives in it. If
+    the first rank refuses, all do: one that raised alone would leave the others waiting."""
     if not is_distributed():
-        return value
-    box = [value]
+        return compute()
+    try:
+        result: T | EsperError = compute()
+    except EsperError as error:
+        result = error
+    box = [result]
     dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], EsperError):
+        raise box[0]
     return box[0]
 
 
@@ -38,11 +46,12 @@ def check_equal(body: Body) -> None:
     """Seeds that were trained outside DDP's reducer differ between ranks."""
     if not is_distributed() or not any(len(slot.banks) for slot in body):
         return
-    mine = body.checksum()
-    if from_first_rank(mine) != mine:
+    sums: list[list[float]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(sums, body.checksum())
+    if any(other != sums[0] for other in sums):
         raise EsperError(
-            f"rank {dist.get_rank()}: the weights of seeds differ from those of rank 0, because DDP does not "
-            "know them; renew the wrapper after each step: ddp = grower.rewrap(ddp)"
+            "the weights of seeds differ between ranks, because DDP does not know them; renew the wrapper "
+            "after each step: ddp = grower.rewrap(ddp)"
         )
 
 

@@ -154,7 +154,7 @@ class Grower:
         your validation loss, if you have one beside it. With a gradient scaler pass its `get_scale()` as
         `loss_scale`."""
         self._check_trained()
-        now = distributed.from_first_rank(self._measure(metric, loss, loss_scale))
+        now = distributed.from_first_rank(lambda: self._measure(metric, loss, loss_scale))
         distributed.check_equal(self.body)
         accuracy = self._as_accuracy(now.metric)
         self.body.record_epoch(0, accuracy, contributions=now.contributions)
@@ -274,7 +274,8 @@ class Grower:
         self, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
     ) -> tuple[list[int], decide.Decided | None]:
         """Indices of all heads. The first rank decides for all."""
-        if self.policy is None:
+        policy = self.policy
+        if policy is None:
             return decide.WAIT, None
         seen = decide.observe(
             self.body,
@@ -284,10 +285,14 @@ class Grower:
             last_op=self._last_op,
             last_success=self._last_success,
         )
-        step = self.policy.act(seen.observation, self._hidden, seen.masks, deterministic=True)
-        self._hidden = step.hidden
-        indices = distributed.from_first_rank(step.actions[0].tolist())
-        return indices, decide.Decided(step.op_probs[0].tolist(), seen.masks.op[0].tolist())
+
+        def act() -> tuple[list[int], list[float]]:
+            step = policy.act(seen.observation, self._hidden, seen.masks, deterministic=True)
+            self._hidden = step.hidden
+            return step.actions[0].tolist(), step.op_probs[0].tolist()
+
+        indices, op_probs = distributed.from_first_rank(act)
+        return indices, decide.Decided(op_probs, seen.masks.op[0].tolist())
 
     def _follow(self) -> None:
         """Bring everything up to date that depends on the structure."""
