@@ -153,6 +153,10 @@ class Grower:
         `metric` is your validation metric; it may be left out if `attach` was given `evaluate`. `loss` is
         your validation loss, if you have one beside it. With a gradient scaler pass its `get_scale()` as
         `loss_scale`."""
+        with _growing():
+            return self._step(metric, loss, loss_scale)
+
+    def _step(self, metric: float | None, loss: float | None, loss_scale: float) -> StepResult:
         self._check_trained()
         now = distributed.from_first_rank(lambda: self._measure(metric, loss, loss_scale))
         distributed.check_equal(self.body)
@@ -310,7 +314,8 @@ class Grower:
         if blueprint not in offered:
             raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(offered)}")
         options = {"tempo_epochs": 0, "init_seed": self._newborn_seed(), **options}
-        self._done(self.body.germinate(self.body.slot_id(slot), blueprint, **options))
+        with _growing():
+            self._done(self.body.germinate(self.body.slot_id(slot), blueprint, **options))
 
     def prune(self, slot: str) -> None:
         """Remove a seed now. Its slot rests for an epoch before it can grow again."""
@@ -427,6 +432,13 @@ class Grower:
         """End the record of the run, if there is one."""
         if self._recorder is not None:
             self._recorder.close(self)
+
+
+@contextmanager
+def _growing() -> Iterator[None]:
+    """Weights that are made under no_grad or inference_mode could not learn, and frameworks call back there."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _finite(name: str, value: Any) -> float:
