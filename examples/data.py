@@ -1,5 +1,5 @@
-"""Real data for the examples: handwritten digits (embedded in the package), CIFAR-10 (fetched with `esper data
-get cifar10`), and English text (the documentation of Python, which every Python has)."""
+"""Real data for the examples: handwritten digits (embedded in the package), CIFAR-10 (fetched with `esper
+data get cifar10`), and English text (the documentation of Python, which every Python has)."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from data import loaders
 from torch import Tensor, nn
 
 import esper  # esper
+from data import loaders
 
 
 class RowReader(nn.Module):
@@ -42,7 +42,7 @@ def main(epochs: int = 10, train: int = 1200) -> nn.Module:
         accuracy = hits / len(val_batches.dataset)
         print(f"epoch {epoch + 1}: {accuracy:.1%}")
         print(grower.step(accuracy))  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

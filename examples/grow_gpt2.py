@@ -1,11 +1,11 @@
 """GPT-2 of transformers, with random weights, on characters of English text. The metric is the loss."""
 
 import torch
-from data import text
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import esper  # esper
+from data import text
 
 
 def main(epochs: int = 6, train: int = 512) -> nn.Module:
@@ -24,14 +24,8 @@ def main(epochs: int = 6, train: int = 512) -> nn.Module:
     model = GPT2LMHeadModel(config)
     params = model.parameters()
     example = {"input_ids": val_windows[:2]}  # esper
-    grower = esper.attach(  # esper
-        model,
-        ["transformer.h.*"],
-        example,
-        policy="periodic",
-        metric="loss",
-        epochs=epochs,  # esper
-    )  # esper
+    slots = ["transformer.h.*"]  # esper
+    grower = esper.attach(model, slots, example, policy="periodic", metric="loss", epochs=epochs)  # esper
     params = grower.param_groups()  # esper
     optimizer = torch.optim.AdamW(params, lr=3e-3)
     for epoch in range(epochs):
@@ -45,7 +39,7 @@ def main(epochs: int = 6, train: int = 512) -> nn.Module:
             loss = model(input_ids=val_windows, labels=val_windows).loss.item()
         print(f"epoch {epoch + 1}: loss {loss:.3f}")
         print(grower.step(loss))  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

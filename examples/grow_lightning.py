@@ -3,10 +3,10 @@
 import lightning as L
 import torch
 import torch.nn.functional as F
-from data import loaders
 from torch import Tensor, nn
 
 import esper  # esper
+from data import loaders
 from esper.grower.lightning import GrowthCallback  # esper
 
 
@@ -39,9 +39,8 @@ def main(epochs: int = 8, train: int = 1200, resume: str | None = None, **option
     model = Digits()
     callbacks = []
     example = next(iter(val_batches))[0]  # esper
-    model.grower = esper.attach(
-        model, ["layer1", "layer2"], example, policy="periodic", epochs=epochs
-    )  # esper
+    slots = ["layer1", "layer2"]  # esper
+    model.grower = esper.attach(model, slots, example, policy="periodic", epochs=epochs)  # esper
     callbacks.append(GrowthCallback(model.grower, monitor="val_acc"))  # esper
     trainer = L.Trainer(max_epochs=epochs, callbacks=callbacks, logger=False, accelerator="cpu", **options)
     trainer.fit(model, train_batches, val_batches, ckpt_path=resume, weights_only=resume is not None or None)

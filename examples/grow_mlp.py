@@ -2,10 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from data import loaders
 from torch import nn
 
 import esper  # esper
+from data import loaders
 
 
 def main(epochs: int = 12, train: int = 1200) -> nn.Module:
@@ -33,7 +33,7 @@ def main(epochs: int = 12, train: int = 1200) -> nn.Module:
         print(f"epoch {epoch + 1}: {accuracy:.1%}")
         print(grower.step(accuracy))  # esper
     grower.save("runs/grown_mlp")  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

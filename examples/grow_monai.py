@@ -2,11 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from data import loaders
 from monai.networks.nets import resnet10
 from torch import nn
 
 import esper  # esper
+from data import loaders
 
 
 def main(epochs: int = 8, train: int = 1200) -> nn.Module:
@@ -39,7 +39,7 @@ def main(epochs: int = 8, train: int = 1200) -> nn.Module:
         accuracy = hits / len(val_batches.dataset)
         print(f"epoch {epoch + 1}: {accuracy:.1%}")
         print(grower.step(accuracy))  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

@@ -1,11 +1,11 @@
 """The ResNet of transformers (basic blocks), with random weights, on CIFAR-10 (`esper data get cifar10`)."""
 
 import torch
-from data import loaders
 from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification
 
 import esper  # esper
+from data import loaders
 
 
 def main(epochs: int = 10, train: int = 10000, dataset: str = "cifar10") -> nn.Module:
@@ -24,13 +24,8 @@ def main(epochs: int = 10, train: int = 10000, dataset: str = "cifar10") -> nn.M
     model = ResNetForImageClassification(config)
     params = model.parameters()
     example = {"pixel_values": next(iter(val_batches))[0][:8]}  # esper
-    grower = esper.attach(  # esper
-        model,
-        ["resnet.encoder.stages.*"],
-        example,
-        policy="periodic",
-        epochs=epochs,  # esper
-    )  # esper
+    slots = ["resnet.encoder.stages.*"]  # esper
+    grower = esper.attach(model, slots, example, policy="periodic", epochs=epochs)  # esper
     params = grower.param_groups()  # esper
     optimizer = torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=5e-4)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=epochs * len(train_batches))
@@ -47,7 +42,7 @@ def main(epochs: int = 10, train: int = 10000, dataset: str = "cifar10") -> nn.M
         accuracy = hits / len(val_batches.dataset)
         print(f"epoch {epoch + 1}: {accuracy:.1%}")
         print(grower.step(accuracy))  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

@@ -1,11 +1,11 @@
 """The Trainer of transformers: GPT-2 on characters of English text, grown by a callback."""
 
 import torch
-from data import text
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import esper  # esper
+from data import text
 from esper.grower.transformers import GrowthCallback  # esper
 
 
@@ -38,14 +38,8 @@ def main(epochs: int = 4, train: int = 512, resume: str | None = None, **options
     }
     params, callbacks = model.parameters(), []
     example = {"input_ids": val_windows[:2]}  # esper
-    grower = esper.attach(  # esper
-        model,
-        ["transformer.h.*"],
-        example,
-        policy="periodic",
-        metric="loss",
-        epochs=epochs,  # esper
-    )  # esper
+    slots = ["transformer.h.*"]  # esper
+    grower = esper.attach(model, slots, example, policy="periodic", metric="loss", epochs=epochs)  # esper
     params, callbacks = grower.param_groups(), [GrowthCallback(grower)]  # esper
     optimizer = torch.optim.AdamW(params, lr=3e-3)
     trainer = Trainer(

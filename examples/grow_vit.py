@@ -1,11 +1,11 @@
 """The vision transformer of transformers, with random weights, on handwritten digits."""
 
 import torch
-from data import loaders
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 import esper  # esper
+from data import loaders
 
 
 def main(epochs: int = 10, train: int = 1200) -> nn.Module:
@@ -40,7 +40,7 @@ def main(epochs: int = 10, train: int = 1200) -> nn.Module:
         accuracy = hits / len(val_batches.dataset)
         print(f"epoch {epoch + 1}: {accuracy:.1%}")
         print(grower.step(accuracy))  # esper
-    model = grower.export()  # esper
+    print(grower.export())  # esper
     return model
 
 

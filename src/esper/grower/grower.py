@@ -436,7 +436,7 @@ class Grower:
 
 @contextmanager
 def _growing() -> Iterator[None]:
-    """Weights that are made under no_grad or inference_mode could not learn, and frameworks call back there."""
+    """Frameworks call back under no_grad or inference_mode, and weights that are made there cannot learn."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 

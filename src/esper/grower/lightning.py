@@ -1,10 +1,12 @@
 """Growth in Lightning: `Trainer(callbacks=[GrowthCallback(grower, monitor="val_acc")])`.
 
-The module's `configure_optimizers` builds its optimizer from `grower.param_groups()`. Checkpoints of the trainer
-hold the grower's state; a resumed trainer rebuilds the structure before it loads weights."""
+The module's `configure_optimizers` builds its optimizer from `grower.param_groups()`. Checkpoints of the
+trainer hold the grower's state; a resumed trainer rebuilds the structure before it loads weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,19 +24,20 @@ class GrowthCallback(Callback):
         self._is_restored = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Rebuild the structure of a checkpoint that the trainer is about to load: weights and optimizer state
-        need it, and Lightning restores callbacks after them."""
-        if stage == "fit" and trainer.ckpt_path is not None:
-            checkpoint = trainer.strategy.checkpoint_io.load_checkpoint(
-                trainer.ckpt_path, map_location="cpu", weights_only=True
+        """Weights and optimizer state need the structure, and Lightning restores callbacks after them. The
+        only thing that it calls earlier with the checkpoint is the module's own hook, so this goes first."""
+        if stage == "fit":
+            pl_module.on_load_checkpoint = partial(self._rebuild, pl_module.on_load_checkpoint)  # type: ignore[method-assign]
+
+    def _rebuild(self, then: Callable[[dict[str, Any]], None], checkpoint: dict[str, Any]) -> None:
+        states = checkpoint.get("callbacks", {})
+        if self.state_key not in states:
+            raise EsperError(
+                f"the checkpoint holds no state of {self.state_key}: it was saved without growth"
             )
-            states = checkpoint.get("callbacks", {})
-            if self.state_key not in states:
-                raise EsperError(
-                    f"{trainer.ckpt_path}: holds no state of {self.state_key}; it was saved without growth"
-                )
-            self.grower.load_state_dict(states[self.state_key])
-            self._is_restored = True
+        self.grower.load_state_dict(states[self.state_key])
+        self._is_restored = True
+        then(checkpoint)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
