@@ -27,7 +27,7 @@ class GrowthCallback(Callback):
         """Weights and optimizer state need the structure, and Lightning restores callbacks after them. The
         only thing that it calls earlier with the checkpoint is the module's own hook, so this goes first."""
         if stage == "fit":
-            pl_module.on_load_checkpoint = partial(self._rebuild, pl_module.on_load_checkpoint)  # type: ignore[method-assign]
+            vars(pl_module)["on_load_checkpoint"] = partial(self._rebuild, pl_module.on_load_checkpoint)
 
     def _rebuild(self, then: Callable[[dict[str, Any]], None], checkpoint: dict[str, Any]) -> None:
         states = checkpoint.get("callbacks", {})
