@@ -163,6 +163,13 @@ class Body(GrowingSlots):
         self.germinations[0] = germinations
         self.changed()
 
+    def signature(self) -> tuple[object, ...]:
+        """Changes with whatever a copy has to follow: which seeds there are, and how they are blended in."""
+        return tuple(
+            None if seed is None else (seed.seed_id, seed.stage, seed.algorithm, seed.alpha.alpha)
+            for seed in (slot.seeds[0] for slot in self)
+        )
+
     def mirror(self, source: Body) -> None:
         """Take over another body's structure, as an average of the model must."""
         if self.names != source.names:

@@ -21,7 +21,7 @@ class Followers:
     def __init__(self, model: nn.Module, body: Body) -> None:
         self._model, self._body = model, body
         self._named: weakref.WeakSet[Body] = weakref.WeakSet()
-        self._version = body.version
+        self._signature = body.signature()
 
     def add(self, average: nn.Module) -> None:
         bodies = [module for module in average.modules() if isinstance(module, Body)]
@@ -34,10 +34,10 @@ class Followers:
             self._named.add(body)
 
     def sync(self) -> None:
-        structure = self._body.version
-        if structure == self._version:
+        signature = self._body.signature()
+        if signature == self._signature:
             return
-        self._version = structure
+        self._signature = signature
         for body in {*self._named, *self._averages()}:
             body.mirror(self._body)
 
