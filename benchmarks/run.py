@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import data, kasmina, simic, system, tamiyo
+from benchmarks import attach, data, kasmina, simic, system, tamiyo
 from benchmarks.harness import Datasets, Row, interleave
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
@@ -26,6 +26,7 @@ PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "tamiyo": lambda _: tamiyo.rows(),
     "simic": lambda _: simic.rows(),
     "system": system.rows,
+    "attach": lambda _: attach.rows(),
 }
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""

@@ -34,14 +34,14 @@ class _LaneFree(nn.Module):
         return x @ self.layer.weight.transpose(0, 1)
 
 
-def _plain_copy(module: nn.Module, row: int) -> nn.Module:
+def plain_copy(module: nn.Module, row: int) -> nn.Module:
     """The module with each population layer replaced by the plain layer of one row; its own code stays."""
     if isinstance(module, PopulationLayer):
         return _LaneFree(module.plain(row))
     twin = copy.copy(module)
     twin.__dict__ = dict(module.__dict__)
     twin._modules = {
-        name: None if child is None else _plain_copy(child, row) for name, child in module._modules.items()
+        name: None if child is None else plain_copy(child, row) for name, child in module._modules.items()
     }
     return twin
 
@@ -51,7 +51,7 @@ class _Grown(nn.Module):
 
     def __init__(self, model: MorphogeneticModel, row: int) -> None:
         super().__init__()
-        self.host = _plain_copy(model.host, row)
+        self.host = plain_copy(model.host, row)
         self.image = model.layout.image
         self.seeds, self.gates = nn.ModuleDict(), nn.ModuleDict()
         self.steps: list[tuple[str, AlphaAlgorithm, float] | None] = []
@@ -61,9 +61,9 @@ class _Grown(nn.Module):
                 self.steps.append(None)
                 continue
             banks = model.slot(slot_id).banks
-            self.seeds[slot_id] = _plain_copy(banks[seed.blueprint_id], row)
+            self.seeds[slot_id] = plain_copy(banks[seed.blueprint_id], row)
             if seed.algorithm is AlphaAlgorithm.GATE:
-                self.gates[slot_id] = _plain_copy(banks[GATE_BANK], row)
+                self.gates[slot_id] = plain_copy(banks[GATE_BANK], row)
             self.steps.append((slot_id, seed.algorithm, seed.alpha.alpha))
 
     def forward(self, x: Tensor) -> Tensor:

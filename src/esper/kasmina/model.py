@@ -112,53 +112,18 @@ class ShadowPlan:
     real: Tensor  # lanes that are not padding
 
 
-class MorphogeneticModel(nn.Module):
-    """A host, its slots and the seeds that grow in them, for `population` independent networks."""
+class GrowingSlots(nn.Module):
+    """Slots and the lifecycle of their seeds, whatever the network is around them. A subclass sets the
+    attributes below and says how many parameters its host has."""
 
-    def __init__(
-        self,
-        host: Host,
-        slots: Iterable[str] | None = None,
-        *,
-        gates: GateConfig | None = None,
-        pacing: Pacing | None = None,
-        incubation: Incubation = Incubation.SHADOW,
-        random_seeds: Sequence[int] | None = None,
-    ) -> None:
-        super().__init__()
-        specs = {spec.slot_id: spec for spec in host.injection_specs()}
-        wanted = tuple(specs) if slots is None else tuple(slots)
-        for slot_id in wanted:
-            if slot_id not in specs:
-                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(specs)}")
-        self.host = host
-        self.population: int = host.population
-        self.layout = LAYOUTS[host.topology]
-        self.incubation = incubation
-        self.gate_config, self.pacing = gates or GateConfig(), pacing or Pacing()
-        self.slot_config = SlotConfig.from_ids(wanted)
-        order = host.execution_order()
-        self.seed_slots = nn.ModuleDict(
-            {
-                slot_id: SeedSlot(
-                    specs[slot_id], host.topology, self.population, gates=self.gate_config, pacing=self.pacing
-                )
-                for slot_id in order
-                if slot_id in wanted
-            }
-        )
-        self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
-        self.version = 0
-        self._plan: dict[str, list[Growth]] | None = None
-        self._shadow_plan: ShadowPlan | None = None
-        self.germinations = [0] * self.population
-        # Counts each row's host beginnings, as SeedSlot.births does for seeds.
-        self.host_births = [0] * self.population
-        if random_seeds is not None and len(random_seeds) != self.population:
-            counts = f"{len(random_seeds)} random seeds for a population of {self.population}"
-            raise PopulationError(f"{counts}; allowed: one per row")
-        for row in range(self.population):
-            self.reset_row(row, row if random_seeds is None else random_seeds[row])
+    population: int
+    seed_slots: nn.ModuleDict
+    """By slot id, in execution order."""
+    slot_config: SlotConfig
+    gate_config: GateConfig
+    pacing: Pacing
+    germinations: list[int]
+    version: int
 
     # -- rows and slots --------------------------------------------------------------------------------------
 
@@ -185,25 +150,9 @@ class MorphogeneticModel(nn.Module):
             raise PopulationError(f"row {row} is out of range; allowed: 0 to {self.population - 1}")
         return row
 
-    def reset_row(self, row: int, random_seed: int) -> None:
-        """A fresh network in this row: all slots empty, the host drawn from the random seed."""
-        self.check_row(row)
-        for slot in self.slots():
-            slot.clear_row(row)
-        seed_row(self.host, row, random_seed)
-        self.germinations[row] = 0
-        self.host_births[row] += 1
-        self.changed()
-
-    def _apply(self, fn: Any, recurse: bool = True) -> MorphogeneticModel:
-        # The plan holds tensors of the device and dtype that the network is about to leave.
-        self._plan = self._shadow_plan = None
-        return super()._apply(fn, recurse)
-
     def changed(self) -> None:
         """Note that structure or alpha changed: plans and optimizers are out of date."""
         self.version += 1
-        self._plan = self._shadow_plan = None
 
     # -- lifecycle -------------------------------------------------------------------------------------------
 
@@ -353,7 +302,7 @@ class MorphogeneticModel(nn.Module):
     @property
     def host_params(self) -> int:
         """Parameters of one host."""
-        return sum(p[0].numel() for p in self.host.parameters())
+        raise NotImplementedError
 
     def seed_params(self, row: int = 0, *, stages: Iterable[SeedStage] | None = None) -> int:
         """Parameters of the row's seeds, of those in the given stages if any are given."""
@@ -392,6 +341,79 @@ class MorphogeneticModel(nn.Module):
             for row, seed in enumerate(self.slot(slot_id).seeds):
                 if seed is not None and seed.is_learning:
                     seed.record_gradient(norm[row], host[row], vanishing[row], exploding[row])
+
+
+class MorphogeneticModel(GrowingSlots):
+    """A host, its slots and the seeds that grow in them, for `population` independent networks."""
+
+    def __init__(
+        self,
+        host: Host,
+        slots: Iterable[str] | None = None,
+        *,
+        gates: GateConfig | None = None,
+        pacing: Pacing | None = None,
+        incubation: Incubation = Incubation.SHADOW,
+        random_seeds: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        specs = {spec.slot_id: spec for spec in host.injection_specs()}
+        wanted = tuple(specs) if slots is None else tuple(slots)
+        for slot_id in wanted:
+            if slot_id not in specs:
+                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(specs)}")
+        self.host = host
+        self.population: int = host.population
+        self.layout = LAYOUTS[host.topology]
+        self.incubation = incubation
+        self.gate_config, self.pacing = gates or GateConfig(), pacing or Pacing()
+        self.slot_config = SlotConfig.from_ids(wanted)
+        order = host.execution_order()
+        self.seed_slots = nn.ModuleDict(
+            {
+                slot_id: SeedSlot(
+                    specs[slot_id], host.topology, self.population, gates=self.gate_config, pacing=self.pacing
+                )
+                for slot_id in order
+                if slot_id in wanted
+            }
+        )
+        self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
+        self.version = 0
+        self._plan: dict[str, list[Growth]] | None = None
+        self._shadow_plan: ShadowPlan | None = None
+        self.germinations = [0] * self.population
+        # Counts each row's host beginnings, as SeedSlot.births does for seeds.
+        self.host_births = [0] * self.population
+        if random_seeds is not None and len(random_seeds) != self.population:
+            counts = f"{len(random_seeds)} random seeds for a population of {self.population}"
+            raise PopulationError(f"{counts}; allowed: one per row")
+        for row in range(self.population):
+            self.reset_row(row, row if random_seeds is None else random_seeds[row])
+
+    def reset_row(self, row: int, random_seed: int) -> None:
+        """A fresh network in this row: all slots empty, the host drawn from the random seed."""
+        self.check_row(row)
+        for slot in self.slots():
+            slot.clear_row(row)
+        seed_row(self.host, row, random_seed)
+        self.germinations[row] = 0
+        self.host_births[row] += 1
+        self.changed()
+
+    def changed(self) -> None:
+        super().changed()
+        self._plan = self._shadow_plan = None
+
+    @property
+    def host_params(self) -> int:
+        """Parameters of one host."""
+        return sum(p[0].numel() for p in self.host.parameters())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MorphogeneticModel:
+        # The plan holds tensors of the device and dtype that the network is about to leave.
+        self._plan = self._shadow_plan = None
+        return super()._apply(fn, recurse)
 
     # -- passes ----------------------------------------------------------------------------------------------
 

@@ -16,13 +16,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.layers import Layout
+from esper.leyline import SlotConfig
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tamiyo.features import BASE, SENSORS, SLOT, Feature, Normaliser, sensor_feature
 
@@ -77,6 +79,19 @@ def registered_sensors(names: Sequence[str]) -> tuple[Sensor, ...]:
     return tuple(_REGISTERED[name] for name in names)
 
 
+class SensedNetwork(Protocol):
+    """The part of a network that sensors look at."""
+
+    @property
+    def population(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def slot_config(self) -> SlotConfig: ...
+    @property
+    def host_params(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthSensors:
     """Slots in the order of the model's `slot_config`. On the device. NaN where a network's own numbers are
@@ -116,8 +131,12 @@ class GrowthProbe:
         self._features[slot_id] = before.detach()
         return after
 
+    def keep(self, slot_id: str, features: Tensor, gradient: Tensor) -> None:
+        """Take what the caller measured itself, for networks that the probe cannot be passed through."""
+        self._features[slot_id], self._gradients[slot_id] = features, gradient
+
     @torch.no_grad()
-    def read(self, model: MorphogeneticModel, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
+    def read(self, model: SensedNetwork, host_norm: Tensor, *, loss_scale: float = 1.0) -> GrowthSensors:
         """Sensors of all slots of all rows, in full precision. `host_norm` [P] is the norm of each host's
         gradient on the same batch (`optimizer.stats.host_norm`); the loss was multiplied by `loss_scale`
         before backward."""
@@ -154,7 +173,7 @@ class GrowthProbe:
 
 
 def _measure(
-    model: MorphogeneticModel, sensor: Sensor, slot_id: str, features: Tensor, gradient: Tensor
+    model: SensedNetwork, sensor: Sensor, slot_id: str, features: Tensor, gradient: Tensor
 ) -> Tensor:
     """[P] a registered sensor at one slot."""
     values = sensor.function(_by_channel(model, features), _by_channel(model, gradient))
@@ -167,7 +186,7 @@ def _measure(
     return values.to(features)
 
 
-def _sense(model: MorphogeneticModel, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _sense(model: SensedNetwork, features: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """At one slot: the norm of the gradient [P], and the norm of each tap of the zero layer's gradient per
     channel [P, taps].
 
@@ -192,14 +211,14 @@ def _precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _by_channel(model: MorphogeneticModel, x: Tensor) -> Tensor:
+def _by_channel(model: SensedNetwork, x: Tensor) -> Tensor:
     """[P, C, N] with a row's numbers adjacent in memory, so that sums do not depend on the population."""
     if model.layout.image:
         return x.permute(1, 0, 2, 3).reshape(model.population, -1, x[:, 0].numel()).contiguous()
     return x.reshape(model.population, -1, x.shape[-1]).transpose(1, 2).contiguous()
 
 
-def _effective_rank(model: MorphogeneticModel, features: Tensor) -> Tensor:
+def _effective_rank(model: SensedNetwork, features: Tensor) -> Tensor:
     """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, divided by their number: 1 if all
     channels vary equally and independently, 1/C if they are all proportional. NaN if nothing varies."""
     samples = _by_channel(model, features)

@@ -44,6 +44,8 @@ from esper.tamiyo.masks import Bools, build_slot_states, compute_action_masks
 from esper.tolaria import preflight
 
 if TYPE_CHECKING:
+    from esper.kasmina import NetworkRow
+    from esper.kasmina.model import GrowingSlots
     from esper.simic.rewards import RewardComponentsTelemetry
     from esper.simic.training.counterfactual_eval import Validation
     from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
@@ -228,15 +230,21 @@ def _act(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> Act
 
 
 def _apply(env: ParallelEnvState, spec: ActionSpec, context: ActionContext) -> OpResult:
-    network = env.model
+    init_seed = stream_seed(
+        context.rules.root_seed, "germination", env.episode_idx, env.world, env.germinated
+    )
+    return apply_action(env.model, spec, init_seed)
+
+
+def apply_action(network: NetworkRow | GrowingSlots, spec: ActionSpec, init_seed: int) -> OpResult:
+    """Carry out a decoded action. `init_seed` is the random seed of a newborn's weights."""
     if spec.op is LifecycleOp.WAIT:
         return OpResult(True)
     if spec.op is LifecycleOp.GERMINATE:
-        seed = stream_seed(context.rules.root_seed, "germination", env.episode_idx, env.world, env.germinated)
         return network.germinate(
             spec.slot_id,
             spec.blueprint_id,
-            init_seed=seed,
+            init_seed=init_seed,
             algorithm=spec.algorithm,
             ramp_curve=spec.ramp_curve,
             tempo_epochs=spec.tempo_epochs,

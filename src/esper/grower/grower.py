@@ -1,0 +1,454 @@
+"""The grower: one call per epoch measures, decides and grows, in the user's own training loop.
+
+The model, its optimizers and schedulers stay the objects that they are. The grower holds the bookkeeping of
+growth and nothing of the training itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.grower import decide, distributed, followers, saving
+from esper.grower.body import Body
+from esper.grower.export import export_model
+from esper.grower.incubation import Incubator
+from esper.grower.optimizers import Group, OptimizerLink
+from esper.grower.places import undisturbed
+from esper.grower.sensing import Measured, Sensing
+from esper.leyline import (
+    LIVE_STAGES,
+    EsperError,
+    LifecycleOp,
+    LifecycleRecord,
+    OpResult,
+    PolicyProtocol,
+    SeedStage,
+    SeedStateReport,
+    TrainingSignals,
+    TransitionError,
+    allowed,
+    check_number,
+    stream_seed,
+)
+from esper.simic.contracts import ActionOutcome
+from esper.simic.training.action_execution import ActionRules, apply_action, parse_sampled_action
+from esper.tamiyo.tracker import SignalTracker
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from esper.grower.record import Recorder
+
+METRICS = ("accuracy", "loss")
+SMALLEST = 1e-6
+"""An accuracy below this counts as this when it is turned into a loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One epoch of growth. `metric` is in the user's own unit; contributions are points, hundredths of an
+    accuracy."""
+
+    epoch: int
+    metric: float
+    op: str
+    slot: str | None
+    blueprint: str | None
+    executed: bool
+    changes: tuple[str, ...]
+    """Everything that happened to seeds, by the decision or by the clock."""
+    contributions: dict[str, float]
+    parameters: int
+
+    def __str__(self) -> str:
+        grown = "; ".join(self.changes) or "nothing grew"
+        return f"epoch {self.epoch}: metric {self.metric:.4f}, {self.parameters:,} parameters, {grown}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """An epoch's measurements, the same on every rank."""
+
+    metric: float
+    loss: float | None
+    contributions: dict[str, float]
+    measured: Measured
+
+
+class Grower:
+    """Made by `esper.attach` and `esper.load`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        body: Body,
+        *,
+        policy: PolicyProtocol | None,
+        rules: ActionRules,
+        epochs: int | None,
+        metric: str,
+        evaluate: Callable[[], float] | None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if metric not in METRICS:
+            raise EsperError(f"metric is {metric!r}; {allowed(METRICS)}")
+        self.model, self.body, self.policy, self.epochs = model, body, policy, epochs
+        self.metric_name, self.evaluate = metric, evaluate
+        self.history: list[StepResult] = []
+        self._rules, self._recorder = rules, recorder
+        self._tracker = SignalTracker(decide.horizon(epochs))
+        self._sensing = Sensing(model, body.slot_config.slot_ids)
+        self._optimizers = OptimizerLink(model, body)
+        self._incubator = Incubator(model, body)
+        self._followers = followers.Followers(model, body)
+        self._last_op, self._last_success = LifecycleOp.WAIT, True
+        self._hidden = None if policy is None else policy.initial_hidden(1)
+        self._by_hand: list[LifecycleRecord] = []
+        if isinstance(policy, decide.UserPolicy):
+            policy.grower = self
+        for slot in body:
+            slot.sensing = self._sensing
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that are over."""
+        return len(self.history)
+
+    def param_groups(
+        self, host: Iterable[Any] | None = None, *, slots: Sequence[str] | None = None, **options: Any
+    ) -> list[Group]:
+        """Parameter groups for an optimizer: the host's, and one per slot, empty until a seed is there.
+        `options` are those of the groups (lr, weight_decay …). `host` are parameters or groups of your own,
+        `slots` the slots that this optimizer trains; all by default."""
+        return self._optimizers.param_groups(host, slots, options)
+
+    def track(self, optimizer: Any) -> None:
+        """Follow an optimizer that does not inherit from `torch.optim.Optimizer`. All others are found."""
+        self._optimizers.track(optimizer)
+
+    def follow(self, average: nn.Module) -> None:
+        """Let a copy of the model grow with it. An `AveragedModel` does so without being told."""
+        self._followers.add(average)
+
+    def loss(self, criterion: Callable[[Any], Tensor]) -> Tensor:
+        """The loss of the seeds that incubate, to be added to your own: `criterion` of the model's output
+        with each of them. 0 where there are none. A seed incubates if this was called in the epoch in which
+        it germinated; otherwise it is grafted."""
+        return self._incubator.loss(criterion)
+
+    def step(
+        self, metric: float | None = None, *, loss: float | None = None, loss_scale: float = 1.0
+    ) -> StepResult:
+        """End an epoch: measure, decide, grow.
+
+        `metric` is your validation metric; it may be left out if `attach` was given `evaluate`. `loss` is
+        your validation loss, if you have one beside it. With a gradient scaler pass its `get_scale()` as
+        `loss_scale`."""
+        with _growing():
+            return self._step(metric, loss, loss_scale)
+
+    def _step(self, metric: float | None, loss: float | None, loss_scale: float) -> StepResult:
+        self._check_trained()
+        now = distributed.from_first_rank(lambda: self._measure(metric, loss, loss_scale))
+        distributed.check_equal(self.body)
+        accuracy = self._as_accuracy(now.metric)
+        self.body.record_epoch(0, accuracy, contributions=now.contributions)
+        gradients = now.measured.gradient_stats()
+        if gradients is not None:
+            self.body.record_gradients(gradients)
+        signals = self._signals(accuracy, now)
+        indices, decided = self._decide(signals, now.measured.sensors)
+        spec = parse_sampled_action(
+            0, indices, self.body.reports(), self._rules, val_loss=0.0, val_accuracy=accuracy
+        )
+        if spec.op is LifecycleOp.GERMINATE and not self._incubator.was_asked:
+            spec = replace(spec, tempo_epochs=0, alpha_target=1.0)
+        init_seed = self._newborn_seed()
+        applied = apply_action(self.body, spec, init_seed) if spec.veto is None else OpResult(False)
+        records = [*self._by_hand, *applied.records, *self.body.step_epoch()]
+        self._last_op, self._last_success = spec.op, applied.done
+        self._by_hand = []
+        self._follow()
+        acts = spec.op is not LifecycleOp.WAIT
+        result = StepResult(
+            epoch=self.epoch + 1,
+            metric=now.metric,
+            op=spec.op.name,
+            slot=self._name(spec.slot_id) if acts else None,
+            blueprint=spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None,
+            executed=applied.done,
+            changes=tuple(self._told(record) for record in records),
+            contributions={self._name(slot): c for slot, c in now.contributions.items()},
+            parameters=self.body.total_params(),
+        )
+        self.history.append(result)
+        self._sensing.next_epoch()
+        self._incubator.next_epoch()
+        if self._recorder is not None:
+            named = [replace(record, slot_id=self._name(record.slot_id)) for record in records]
+            effective = spec.op if applied.done else LifecycleOp.WAIT
+            spec = replace(spec, slot_id=self._name(spec.slot_id))
+            outcome = ActionOutcome(
+                spec=spec, executed=applied.done, effective_op=effective, gate=applied.gate
+            )
+            self._recorder.step(self, result, signals, indices, decided, outcome, named)
+        return result
+
+    def _check_trained(self) -> None:
+        self._optimizers.check()
+        trained = self._optimizers.steps or self._sensing.has_gradient
+        if not trained and all(p.grad is None for p in self._optimizers.host_parameters()):
+            raise EsperError(
+                "step: the model has not been trained since it was attached: no backward pass and no "
+                "optimizer step; call grower.step(metric) after an epoch of training"
+            )
+
+    def _measure(self, metric: float | None, loss: float | None, loss_scale: float) -> _Epoch:
+        check_number("step", "loss_scale", loss_scale, low=1e-30)
+        prefixes = {
+            slot.slot_id: f"_esper.seed_slots.{slot.slot_id}." for slot in self.body if len(slot.banks)
+        }
+        measured = self._sensing.read(prefixes, self.body.host_params, loss_scale=loss_scale)
+        contributions: dict[str, float] = {}
+        if self.evaluate is not None:
+            live = [s.slot_id for s in self.body if s.is_applied and s.seed(0).stage in LIVE_STAGES]
+            full = self._evaluated() if metric is None or live else None
+            metric = full if metric is None else metric
+            for slot_id in live:
+                with self.body.muted([slot_id]):
+                    without = self._evaluated()
+                assert full is not None
+                contributions[slot_id] = self._as_accuracy(full) - self._as_accuracy(without)
+        if metric is None:
+            raise EsperError(
+                "step: metric is missing; pass your validation metric, or attach with evaluate=…"
+            )
+        return _Epoch(
+            self._checked(metric), None if loss is None else _finite("loss", loss), contributions, measured
+        )
+
+    def _evaluated(self) -> float:
+        """The user's metric of the model as it is now; training does not notice."""
+        assert self.evaluate is not None
+        with undisturbed(self.model), torch.no_grad():
+            return self._checked(self.evaluate())
+
+    def _checked(self, metric: Any) -> float:
+        value = _finite("metric", metric)
+        if self.metric_name == "accuracy" and not 0.0 <= value <= 1.0:
+            raise EsperError(
+                f"step: metric is {value:g}, an accuracy must lie in [0, 1]; divide percentages by 100, or "
+                "attach with metric='loss' if smaller is better"
+            )
+        if value < 0.0:
+            raise EsperError(f"step: metric is {value:g}, a loss must be 0 or more")
+        return value
+
+    def _as_accuracy(self, metric: float) -> float:
+        """In points. A loss counts as the accuracy exp(−loss): the mean probability of the right answer, if
+        it is a cross-entropy."""
+        return 100.0 * (metric if self.metric_name == "accuracy" else math.exp(-metric))
+
+    def _signals(self, accuracy: float, now: _Epoch) -> TrainingSignals:
+        """What is not known is NaN, which is observed as unknown. To tell whether the model has settled, an
+        accuracy alone stands for the loss −ln(accuracy)."""
+        if self.metric_name == "loss":
+            known: float | None = now.metric
+        else:
+            known = now.loss
+        loss = -math.log(max(accuracy / 100.0, SMALLEST)) if known is None else known
+        signals = self._tracker.update(
+            self.epoch + 1, train_loss=math.nan, train_accuracy=math.nan, val_loss=loss, val_accuracy=accuracy
+        )
+        if known is None:
+            unknown = (math.nan,) * len(signals.loss_history)
+            signals = replace(signals, val_loss=math.nan, loss_history=unknown)
+        return signals
+
+    def _decide(
+        self, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
+    ) -> tuple[list[int], decide.Decided | None]:
+        """Indices of all heads. The first rank decides for all."""
+        policy = self.policy
+        if policy is None:
+            return decide.WAIT, None
+        seen = decide.observe(
+            self.body,
+            self._rules,
+            signals,
+            sensors,
+            last_op=self._last_op,
+            last_success=self._last_success,
+        )
+
+        def act() -> tuple[list[int], list[float]]:
+            step = policy.act(seen.observation, self._hidden, seen.masks, deterministic=True)
+            self._hidden = step.hidden
+            return step.actions[0].tolist(), step.op_probs[0].tolist()
+
+        indices, op_probs = distributed.from_first_rank(act)
+        return indices, decide.Decided(op_probs, seen.masks.op[0].tolist())
+
+    def _follow(self) -> None:
+        """Bring everything up to date that depends on the structure."""
+        self._optimizers.sync()
+        self._followers.sync()
+        self._incubator.sync()
+
+    # -- growth by hand --------------------------------------------------------------------------------------
+
+    def germinate(self, slot: str, blueprint: str, **options: Any) -> None:
+        """Plant a seed now. The model's output does not change. By default it is grafted: it trains with the
+        model from the next batch on. `tempo_epochs` above 0 lets it incubate first, which needs
+        `grower.loss`; `algorithm` chooses how it is blended in."""
+        offered = sorted({*decide.offered_names(self.body)})
+        if blueprint not in offered:
+            raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(offered)}")
+        options = {"tempo_epochs": 0, "init_seed": self._newborn_seed(), **options}
+        with _growing():
+            self._done(self.body.germinate(self.body.slot_id(slot), blueprint, **options))
+
+    def prune(self, slot: str) -> None:
+        """Remove a seed now. Its slot rests for an epoch before it can grow again."""
+        self._done(self.body.prune(self.body.slot_id(slot)))
+
+    def fossilize(self, slot: str) -> None:
+        """Make a holding seed permanent."""
+        result = self.body.fossilize(self.body.slot_id(slot))
+        self._done(result)
+        if not result.done:
+            assert result.gate is not None
+            reasons = ", ".join(failure.reason.value for failure in result.gate.failures)
+            raise TransitionError(
+                f"slot {slot!r}: the seed cannot become permanent yet ({reasons}); with evaluate=… its "
+                "contribution is measured by grower.step"
+            )
+
+    def _done(self, result: OpResult) -> None:
+        self._by_hand += result.records
+        self._follow()
+
+    def _newborn_seed(self) -> int:
+        return stream_seed(self._rules.root_seed, "germination", 0, 0, self.body.germinations[0])
+
+    @contextmanager
+    def without(self, slot: str) -> Iterator[None]:
+        """Inside, the model runs without this slot's seed."""
+        with self.body.muted([self.body.slot_id(slot)]):
+            yield
+
+    def reports(self) -> dict[str, SeedStateReport]:
+        """The seeds by slot: stage, age, alpha, contribution, gradients."""
+        return {self._name(slot_id): report for slot_id, report in self.body.reports().items()}
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The metric of each epoch, as points of accuracy."""
+        return [self._as_accuracy(result.metric) for result in self.history]
+
+    def committed_accuracy(self) -> float | None:
+        """Accuracy in points with permanent seeds only; None if that was not measured."""
+        live = [s.slot_id for s in self.body if s.is_applied and s.seed(0).stage in LIVE_STAGES]
+        if not live:
+            return self.accuracies[-1] if self.history else None
+        if self.evaluate is None:
+            return None
+        with self.body.muted(live):
+            return self._as_accuracy(self._evaluated())
+
+    def count_fossils(self) -> int:
+        return sum(report.stage is SeedStage.FOSSILIZED for report in self.body.reports().values())
+
+    def _name(self, slot_id: str) -> str:
+        slot = self.body.seed_slots[slot_id]
+        return slot.name  # type: ignore[return-value]
+
+    def _told(self, record: LifecycleRecord) -> str:
+        unmeasured = ", unmeasured" if record.kind == "fossilized" and record.contribution is None else ""
+        return f"{record.blueprint_id} in {self._name(record.slot_id)} {record.kind.value}{unmeasured}"
+
+    # -- keeping ---------------------------------------------------------------------------------------------
+
+    def rewrap(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
+        """The DDP wrapper for the model as it is now: the same object if nothing has grown since it was made,
+        else a new one with the same settings."""
+        return distributed.rewrap(ddp, self.model)
+
+    def export(self) -> nn.Module:
+        """A copy of the grown model without Esper: plain torch modules, for pickling, serving and training
+        on."""
+        return export_model(self.model, self.body)
+
+    def save(self, path: str | Path) -> None:
+        """Write structure and weights to a directory, for `esper.load`."""
+        saving.save_grown(path, self.model, self.body, [asdict(result) for result in self.history])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but weights: those are in the model's own state_dict, under `_esper.`."""
+        return {
+            "version": saving.VERSION,
+            "structure": self.body.structure(),
+            "tracker": self._tracker.state_dict(),
+            "policy": None if self.policy is None else self.policy.state(),
+            "hidden": None if self._hidden is None else tuple(t.clone() for t in self._hidden),
+            "sensing": self._sensing.state(),
+            "last_op": int(self._last_op),
+            "last_success": self._last_success,
+            "history": [asdict(result) for result in self.history],
+            "recorder": None if self._recorder is None else self._recorder.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Rebuild the structure and go on. Call it before the `load_state_dict` of model and optimizer."""
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing or state["version"] != saving.VERSION:
+            raise EsperError(
+                f"this is no state of a grower of version {saving.VERSION}: fields {missing} are missing"
+            )
+        self.body.restore(state["structure"], "grower state")
+        self._tracker.load_state_dict(state["tracker"])
+        if self.policy is not None:
+            if state["policy"] is None:
+                raise EsperError("grower state: it was saved without a policy, this grower has one")
+            self.policy.load_state(state["policy"])
+            self._hidden = state["hidden"]
+        self._sensing.load_state(state["sensing"])
+        self._last_op, self._last_success = LifecycleOp(state["last_op"]), bool(state["last_success"])
+        self.history = [saving.as_result(StepResult, entry) for entry in state["history"]]
+        if self._recorder is not None and state["recorder"] is not None:
+            self._recorder.resume(state["recorder"], self.epoch)
+        self._follow()
+
+    def close(self) -> None:
+        """End the record of the run, if there is one."""
+        if self._recorder is not None:
+            self._recorder.close(self)
+
+
+@contextmanager
+def _growing() -> Iterator[None]:
+    """Frameworks call back under no_grad or inference_mode, and weights that are made there cannot learn."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _finite(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise EsperError(f"step: {name} is {value!r}, must be a number") from None
+    if not math.isfinite(number):
+        raise EsperError(
+            f"step: {name} is {number}; the training has diverged or the {name} was computed on nothing. "
+            "Lower the learning rate, or go back to a checkpoint; nothing has grown or changed"
+        )
+    return number

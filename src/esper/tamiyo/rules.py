@@ -1,0 +1,140 @@
+"""Two rules of thumb that decide when to grow: at fixed parts of the horizon, and on a plateau.
+
+Both graft a seed into the last slot that is free, where a gradient arrives first, and make every seed
+permanent as soon as its gate opens. They act through the same interface as the learned policy.
+
+E envs, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline import (
+    BLUEPRINT_ID_TO_INDEX,
+    OP_ADVANCE,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    ActionMasks,
+    EsperError,
+    GerminationStyle,
+    PolicyObservation,
+    PolicyStep,
+    TempoAction,
+    check_number,
+)
+from esper.tamiyo.features import BASE, first_columns
+from esper.tamiyo.masks import blueprint_mask
+from esper.tamiyo.scripted import (
+    BLUEPRINT_HEAD,
+    OP_HEAD,
+    SLOT_HEAD,
+    STYLE_HEAD,
+    TEMPO_HEAD,
+    ScriptedPolicy,
+    as_step,
+    waiting,
+)
+
+GRAFT_TEMPO = int(getattr(TempoAction, "INSTANT", TempoAction.FAST))
+"""The shortest tempo: a graft, where the action space has one."""
+BLUEPRINTS = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
+"""Blueprints to germinate, strongest first; the first that is offered is taken."""
+_COLUMN = first_columns(BASE)
+_PLATEAU = next(feature.normaliser for feature in BASE if feature.name == "plateau")
+
+
+class GrowthRule(ScriptedPolicy):
+    """Base of both rules: a subclass says in which envs it is time to grow."""
+
+    def __init__(self, envs: int, *, blueprints: Sequence[str] = BLUEPRINTS) -> None:
+        blueprint_mask(blueprints)
+        self.blueprints = tuple(blueprints)
+        self.begin(envs)
+
+    def begin(self, num_envs: int) -> None:
+        self._planted = [0] * num_envs
+        self._since = [0] * num_envs
+        """Epochs since the last germination, or since the start."""
+
+    def state(self) -> dict[str, Any]:
+        return {"planted": list(self._planted), "since": list(self._since)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._planted, self._since = list(state["planted"]), list(state["since"])
+
+    def _is_time(self, base: Tensor, env: int) -> bool:
+        raise NotImplementedError
+
+    def act(
+        self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
+    ) -> PolicyStep:
+        if len(masks.op) != len(self._planted):
+            raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._planted)}")
+        actions = waiting(len(masks.op))
+        base, legal, offered = obs.base.cpu(), masks.slot_by_op.cpu(), masks.blueprint.cpu()
+        for env in range(len(actions)):
+            self._since[env] += 1
+            free = legal[env, OP_GERMINATE].nonzero().flatten().tolist()
+            names = [name for name in self.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[name]]]
+            if free and names and self._is_time(base[env], env):
+                self._planted[env] += 1
+                self._since[env] = 0
+                actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
+                    [
+                        free[-1],
+                        BLUEPRINT_ID_TO_INDEX[names[0]],
+                        int(GerminationStyle.SIGMOID_ADD),
+                        GRAFT_TEMPO,
+                        OP_GERMINATE,
+                    ]
+                )
+                continue
+            for op in (OP_FOSSILIZE, OP_ADVANCE):
+                ready = legal[env, op].nonzero().flatten().tolist()
+                if ready:
+                    actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([ready[0], op])
+                    break
+        return as_step(actions)
+
+
+class Periodic(GrowthRule):
+    """One seed after each of the first `parts` − 1 equal parts of the horizon. It reads the share of the
+    horizon that is over, so it does nothing where the horizon is unknown."""
+
+    def __init__(self, envs: int, *, parts: int = 4, blueprints: Sequence[str] = BLUEPRINTS) -> None:
+        check_number("periodic", "parts", parts, low=2, integer=True)
+        self.parts = parts
+        super().__init__(envs, blueprints=blueprints)
+
+    def _is_time(self, base: Tensor, env: int) -> bool:
+        passed = float(base[_COLUMN["progress"]]) * self.parts + 1e-6  # the feature is a float32
+        return self._planted[env] < min(int(passed), self.parts - 1)
+
+
+class Plateau(GrowthRule):
+    """One seed whenever the metric has not gained for `patience` epochs, and at least as many have passed
+    since the last seed; at most `max_seeds`."""
+
+    def __init__(
+        self, envs: int, *, patience: int = 3, max_seeds: int = 3, blueprints: Sequence[str] = BLUEPRINTS
+    ) -> None:
+        check_number("plateau", "patience", patience, low=1, integer=True)
+        check_number("plateau", "max_seeds", max_seeds, low=1, integer=True)
+        longest = _PLATEAU.curved(_PLATEAU.high)
+        if patience > longest:  # the feature is clipped there
+            raise EsperError(f"plateau: patience is {patience}, must be {longest:g} or less")
+        self.patience, self.max_seeds = patience, max_seeds
+        super().__init__(envs, blueprints=blueprints)
+
+    def _is_time(self, base: Tensor, env: int) -> bool:
+        without_gain = float(_PLATEAU.curved(base[_COLUMN["plateau"]]))
+        return (
+            self._planted[env] < self.max_seeds
+            and without_gain >= self.patience - 0.5
+            and self._since[env] >= self.patience
+        )

@@ -1,0 +1,155 @@
+"""Structure is in the files: a grown model loads into a fresh one, strictly, and a stopped run goes on bit
+for bit, also after kill −9."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.grower import Grower
+from esper.leyline import EsperError, StructureError
+from grower_helpers import SmallCNN, TiedLM, accuracy, attach, digits, make, same, train_epoch
+
+X = digits()[0][:8]
+SCRIPT = Path(__file__).with_name("resumable.py")
+
+
+def grown(epochs: int = 2) -> Grower:
+    model = make()
+    grower = attach(model)
+    grower.germinate("layer2", "conv_light")
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    for _ in range(epochs):
+        train_epoch(model, optimizer)
+        grower.step(accuracy(model))
+    model.eval()
+    return grower
+
+
+def test_a_saved_model_loads_into_a_fresh_one(tmp_path: Path) -> None:
+    grower = grown()
+    grower.save(tmp_path / "grown")
+    fresh = make(seed=5)
+    loaded = esper.load(fresh, tmp_path / "grown")
+    assert torch.equal(fresh.eval()(X), grower.model(X))
+    assert same(fresh.state_dict(), grower.model.state_dict())
+    assert loaded.history == grower.history
+    assert {n: r.stage for n, r in loaded.reports().items()} == {
+        n: r.stage for n, r in grower.reports().items()
+    }
+    optimizer = torch.optim.AdamW(loaded.param_groups(lr=0.02))
+    fresh.train()
+    loaded.germinate("layer1", "norm")
+    train_epoch(fresh, optimizer)
+    loaded.step(accuracy(fresh))
+
+
+def test_tied_weights_are_saved(tmp_path: Path) -> None:
+    model, tokens = make(TiedLM), torch.arange(12).view(2, 6)
+    grower = esper.attach(model, ["block1"], tokens, policy=None)
+    grower.save(tmp_path)
+    fresh = make(TiedLM, 4)
+    esper.load(fresh, tmp_path)
+    assert torch.equal(fresh(tokens), model(tokens))
+    assert fresh.out.weight is fresh.embed.weight
+
+
+def damaged(path: Path, **changes: Any) -> None:
+    content = json.loads((path / "structure.json").read_text())
+    (path / "structure.json").write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kind": "esper-network"}, "kind is 'esper-network'"),
+        ({"version": 9}, "version is 9, written by a newer Esper"),
+        ({"germinations": -1}, "germinations"),
+        ({"seeds": {"layer9": {}}}, "slot 'layer9' is unknown"),
+        ({"seeds": {}}, "unknown tensors"),
+        ({"weights": "0"}, "belongs to another structure"),
+        ({"surprise": 1}, "field surprise is unknown"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, changes, words) -> None:
+    grown(1).save(tmp_path)
+    damaged(tmp_path, **changes)
+    model = make(seed=5)
+    with pytest.raises(EsperError, match=words):
+        esper.load(model, tmp_path)
+    assert same(model.state_dict(), make(seed=5).state_dict())
+    assert [type(m) for m in model.modules()] == [type(m) for m in make().modules()]
+
+
+def test_another_model_or_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StructureError, match="cannot read"):
+        esper.load(make(), tmp_path)
+    grown(1).save(tmp_path)
+    with pytest.raises(EsperError, match="the model has no module 'layer1'"):
+        esper.load(nn.Linear(2, 2), tmp_path)
+    with pytest.raises(StructureError, match="has shape"):
+        esper.load(make(lambda: SmallCNN(16)), tmp_path)
+
+
+def test_a_state_of_other_slots_is_refused() -> None:
+    state = grown(1).state_dict()
+    other = attach(make(), slots=["layer1"])
+    with pytest.raises(StructureError, match=r"grown in slots layer1 .*, layer2 .*, this model has layer1"):
+        other.load_state_dict(state)
+    with pytest.raises(EsperError, match="no state of a grower"):
+        other.load_state_dict({"version": 1})
+
+
+# -- exact resume --------------------------------------------------------------------------------------------
+
+
+def run(directory: Path, *options: str, kill_after: float | None = None) -> int:
+    process = subprocess.Popen([sys.executable, str(SCRIPT), str(directory), *options])
+    if kill_after is not None:
+        time.sleep(kill_after)
+        process.kill()
+    return process.wait(timeout=120)
+
+
+def final(directory: Path) -> dict[str, Any]:
+    return torch.load(directory / "last.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("policy", "stops"), [("schedule", (1, 4)), ("periodic", (3,))])
+def test_stopped_and_resumed_equals_never_stopped(
+    tmp_path: Path, policy: str, stops: tuple[int, ...]
+) -> None:
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        from resumable import loop
+    finally:
+        sys.path.pop(0)
+    whole = loop(tmp_path / "whole", policy=policy)
+    for stop in stops:
+        loop(tmp_path / str(stop), policy=policy, stop=stop)
+        torch.manual_seed(99)
+        assert same(loop(tmp_path / str(stop), policy=policy), whole)
+    assert whole["grower"]["structure"]["seeds"]
+
+
+@pytest.mark.slow
+def test_kill_at_ten_random_moments(tmp_path: Path) -> None:
+    assert run(tmp_path / "whole") == 0
+    moments = random.Random(0)
+    interrupted = 0
+    for number in range(10):
+        directory = tmp_path / str(number)
+        interrupted += run(directory, kill_after=moments.uniform(2.0, 6.0)) != 0
+        assert run(directory) == 0
+        assert same(final(directory), final(tmp_path / "whole"))
+    assert interrupted >= 3
