@@ -18,6 +18,8 @@ have not arrived are removed and count as waste. Gates are permissive in every t
 
 `python -m benchmarks.graft --out graft.json` prints Markdown and keeps what every network scored. With
 `--warmup 0 10 30 100` it compares grafts whose newborn parameters' learning rate rises over so many steps.
+With `--one-operation` it runs the lifecycle as a policy does that has one operation per network and epoch and
+opens the gates G2 and G5 by hand: the second and third seed then wait for the first.
 Every difference is paired over networks, with its 95 % interval."""
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.play import interval
+from benchmarks import decision_value
+from benchmarks.play import EMBEDDED, interval
 from esper.kasmina import FlopMeter, MorphogeneticModel, OptimizerConfig
 from esper.kasmina.model import cross_entropy
 from esper.leyline import LIVE_STAGES, GateConfig, GateLevel, SeedStage, objective, stream_seed
@@ -55,7 +58,7 @@ RAMP = 3
 """Epochs of the fastest tempo."""
 EVALUATED = 256
 """Samples per pass of an evaluation."""
-TESTED = 2048
+TESTED = 1024
 """Test samples at most: the first ones of the test part."""
 AUTOMATIC = frozenset({GateLevel.G1, GateLevel.G2, GateLevel.G3})
 FULL = frozenset({SeedStage.HOLDING, SeedStage.FOSSILIZED})
@@ -101,16 +104,18 @@ STUDIES = {
     "digits_shift": Study("digits_shift", 48, (("r0c0", "conv_light"),)),
     "digits_mlp": Study("digits_mlp", 48, (("r0c0", "mlp_small"), ("r0c1", "mlp_small"))),
     "fashion_baseline": Study(
-        "fashion_baseline:steps_per_epoch=8,population=16",
+        "fashion_baseline:base=4,steps_per_epoch=8,population=16",
         16,
         (("r0c0", "conv_light"), ("r0c1", "conv_light"), ("r0c2", "conv_light")),
     ),
     "cifar_baseline": Study(
-        "cifar_baseline:steps_per_epoch=8,population=8",
+        "cifar_baseline:base=4,steps_per_epoch=6,population=8",
         8,
         (("r0c0", "conv_light"), ("r0c1", "conv_light"), ("r0c2", "conv_light")),
     ),
-    "sotu": Study("sotu:steps_per_epoch=10,population=8", 8, (("r0c1", "attention"), ("r0c2", "mlp"))),
+    "sotu": Study(
+        "sotu:context=32,steps_per_epoch=8,population=8", 8, (("r0c1", "attention"), ("r0c2", "mlp"))
+    ),
 }
 
 
@@ -328,6 +333,20 @@ def compare_warmups(
     return found
 
 
+def one_operation(study: Study, *, first: int = FIRST_NETWORK) -> dict[str, list[float]]:
+    """J in points of every network by moment, if a schedule plants, advances and fossilizes the seeds one by
+    one. For images of one channel."""
+    task = parse_task(study.task)
+    _, split = open_task(study)
+    found = {}
+    for moment, epoch in moments(task).items():
+        schedule = tuple(decision_value.Planting(epoch, *seed) for seed in study.seeds)
+        pairs = [(schedule, first + row) for row in range(study.networks)]
+        results = decision_value.run(task, split, pairs)
+        found[moment] = [100 * results[pair].value for pair in pairs]
+    return found
+
+
 def has_warmup() -> bool:
     return any(field.name == WARMUP for field in fields(OptimizerConfig))
 
@@ -340,9 +359,11 @@ def series(outcome: Mapping[str, Any], figure: str) -> list[float]:
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any], figure: str) -> str:
-    pairs = zip(series(one, figure), series(other, figure), strict=True)
-    mean, half = interval([a - b for a, b in pairs])
-    digits = 3 if figure == "test_loss" else 1
+    return paired(series(one, figure), series(other, figure), 3 if figure == "test_loss" else 1)
+
+
+def paired(one: Sequence[float], other: Sequence[float], digits: int = 1) -> str:
+    mean, half = interval([a - b for a, b in zip(one, other, strict=True)])
     text = f"{mean:+.{digits}f} ± {half:.{digits}f}"
     return f"**{text}**" if abs(mean) > half else text
 
@@ -391,6 +412,27 @@ def costs(tasks: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def one_operation_table(serial: Mapping[str, Any], tasks: Mapping[str, Any]) -> list[str]:
+    """Graft and automatic lifecycle minus the lifecycle with one operation per epoch, in points of J."""
+    ways = (Way.GRAFT, Way.LIFECYCLE)
+    lines = [
+        "| task | planted after epoch | one operation per epoch | "
+        + " | ".join(f"{way} − one operation" for way in ways)
+        + " |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in serial.items():
+        for moment, values in found.items():
+            outcomes = tasks[name]["equal steps"][moment]
+            cells = [paired(series(outcomes[way], "objective"), values) for way in ways]
+            lines.append(
+                f"| `{name}` | {outcomes[Way.GRAFT]['plan']['epoch']} | {interval(values)[0]:.1f} | "
+                + " | ".join(cells)
+                + " |"
+            )
+    return lines
+
+
 def warmup_table(tasks: Mapping[str, Any], figure: str) -> list[str]:
     """Grafts with each warm-up minus those with the first."""
     first, *later = next(iter(next(iter(tasks.values())).values()))
@@ -411,7 +453,7 @@ def warmup_table(tasks: Mapping[str, Any], figure: str) -> list[str]:
 
 def report(results: Mapping[str, Any]) -> str:
     """Everything that the results hold, as Markdown."""
-    lines, tasks, warmups = [], results["tasks"], results["warmups"]
+    lines, tasks, warmups, serial = [], results["tasks"], results["warmups"], results["one operation"]
     if tasks:
         lines += [
             "| task | networks | seeds | J with no seeds | seeds that did not arrive |",
@@ -435,6 +477,9 @@ def report(results: Mapping[str, Any]) -> str:
                 lines += ["", f"Test loss (lower is better), graft minus the others, at {budget}:", ""]
                 lines += table(texts, budget, "test_loss")
         lines += ["", "FLOPs beside a graft:", "", *costs(tasks)]
+    if serial:
+        lines += ["", "J in points, beside the lifecycle with one operation per epoch:", ""]
+        lines += one_operation_table(serial, tasks)
     if warmups:
         lines += ["", "J in points, grafts with a warm-up of the newborn parameters' learning rate:", ""]
         lines += warmup_table(warmups, "objective")
@@ -447,12 +492,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--warmup", nargs="+", type=int, metavar="STEPS", help="compare warm-ups of grafts instead"
     )
+    parser.add_argument(
+        "--one-operation",
+        action="store_true",
+        help="run the lifecycle with one operation per epoch as well, on four tasks",
+    )
     parser.add_argument("--out", type=Path, help="JSON; what it holds of other tasks is kept")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    results: dict[str, Any] = {"tasks": {}, "warmups": {}}
+    results: dict[str, Any] = {"tasks": {}, "warmups": {}, "one operation": {}}
     if given.out is not None and given.out.exists():
-        results = json.loads(given.out.read_text())
+        results |= json.loads(given.out.read_text())
     if given.warmup and not has_warmup():
         parser.error(f"OptimizerConfig has no field {WARMUP}: warm-ups cannot be compared")
     for name in given.tasks:
@@ -461,6 +511,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results["warmups"][name] = compare_warmups(name, study, given.warmup)
         else:
             results["tasks"][name] = {"study": asdict(study)} | compare(name, study)
+            if given.one_operation and name in EMBEDDED:
+                results["one operation"][name] = one_operation(study)
         if given.out is not None:
             given.out.write_text(json.dumps(results))
     print(report(results))

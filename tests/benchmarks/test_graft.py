@@ -66,6 +66,16 @@ def test_the_whole_comparison_and_its_tables(tmp_path, monkeypatch, capsys) -> N
     assert printed.count("| `tiny` |") == 3 * 5
 
 
+def test_one_operation_per_epoch_is_the_lifecycle_for_one_seed() -> None:
+    study = Study(
+        "digits_impaired:episode_length=16,steps_per_epoch=1,population=8", 8, (("r0c0", "conv_light"),)
+    )
+    task, split = graft.open_task(study)
+    serial = graft.one_operation(study)["middle"]
+    outcome = graft.run(task, split, study, Plan(Way.LIFECYCLE, 4, 16))
+    assert serial == pytest.approx(outcome.series("objective"), abs=1e-9)
+
+
 def test_warmups_need_an_optimizer_that_has_them(monkeypatch, capsys) -> None:
     monkeypatch.setattr(graft, "WARMUP", "no_such_field")
     with pytest.raises(SystemExit):
