@@ -20,6 +20,7 @@ from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
     BLUEPRINT_ID_TO_INDEX,
     BLUEPRINT_IDS,
+    TEMPO_EPOCHS,
     BlueprintAction,
     BlueprintError,
     EsperError,
@@ -29,6 +30,7 @@ from esper.leyline import (
     PolicyObservation,
     PolicyProtocol,
     PolicyStep,
+    TempoAction,
     TrainingSignals,
     allowed,
     stack_reports,
@@ -37,7 +39,7 @@ from esper.simic.training.action_execution import ActionRules
 from esper.tamiyo.features import batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.masks import ActionMasks, blueprint_mask, build_slot_states, compute_action_masks
-from esper.tamiyo.rules import GRAFT_TEMPO, Periodic, Plateau
+from esper.tamiyo.rules import Periodic, Plateau
 from esper.tamiyo.scripted import (
     BLUEPRINT_HEAD,
     OP_HEAD,
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from esper.grower.grower import Grower
 
 NAMED = ("heuristic", "periodic", "plateau")
+NO_HORIZON = 2**31
+"""Last epoch where none was told: it is never too late to germinate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
         if index is None or not masks.blueprint[0, index]:
             offered = [BLUEPRINT_IDS[i] for i in masks.blueprint[0].nonzero().flatten().tolist()]
             raise BlueprintError(f"decision: blueprint is {decision.blueprint!r}; {allowed(offered)}")
-        action[BLUEPRINT_HEAD], action[TEMPO_HEAD] = index, GRAFT_TEMPO
+        action[BLUEPRINT_HEAD], action[TEMPO_HEAD] = index, int(TempoAction.INSTANT)
         action[STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)
     return action
 
@@ -174,6 +178,19 @@ def offered_blueprints(body: Body, names: Sequence[str] | None) -> tuple[str, ..
     return tuple(chosen)
 
 
+def epochs_needed(body: Body, *, incubates: bool) -> tuple[int, ...]:
+    """By tempo: epochs from a germination to the tick that makes the seed permanent."""
+    epochs = [planting_epochs(tempo, incubates=incubates) for tempo in TEMPO_EPOCHS]
+    return tuple(body.pacing.epochs_to_permanence(tempo) for tempo in epochs)
+
+
+def planting_epochs(tempo_epochs: int, *, incubates: bool) -> int:
+    """The tempo at which a seed is planted: a graft, unless the user's loop trains incubating seeds."""
+    if not incubates:
+        return 0
+    return tempo_epochs or TEMPO_EPOCHS[TempoAction.FAST]
+
+
 def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: int) -> ActionRules:
     return ActionRules(
         slot_config=body.slot_config,
@@ -181,7 +198,8 @@ def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: 
         blueprint_mask=blueprint_mask(blueprints),
         objective=ObjectiveConfig(),
         root_seed=seed,
-        max_epochs=epochs or 0,
+        max_epochs=epochs or NO_HORIZON,
+        epochs_needed=epochs_needed(body, incubates=False),
     )
 
 
@@ -208,10 +226,17 @@ def observe(
         [signals],
         table,
         {name: np.array([values]) for name, values in sensors.items()},
+        depths=body.slot_depths,
         last_op=[last_op],
         last_success=[last_success],
     )
-    masks = compute_action_masks(build_slot_states(table), rules.blueprint_mask, max_seeds=rules.max_seeds)
+    masks = compute_action_masks(
+        build_slot_states(table),
+        rules.blueprint_mask,
+        epochs_left=rules.max_epochs - signals.epoch,
+        epochs_needed=rules.epochs_needed,
+        max_seeds=rules.max_seeds,
+    )
     return Seen(batch_obs_to_features(inputs), masks)
 
 

@@ -166,12 +166,20 @@ class Grower:
         if gradients is not None:
             self.body.record_gradients(gradients)
         signals = self._signals(accuracy, now)
-        indices, decided = self._decide(signals, now.measured.sensors)
+        incubates = self._incubator.was_asked
+        rules = replace(self._rules, epochs_needed=decide.epochs_needed(self.body, incubates=incubates))
+        indices, decided = self._decide(rules, signals, now.measured.sensors)
         spec = parse_sampled_action(
-            0, indices, self.body.reports(), self._rules, val_loss=0.0, val_accuracy=accuracy
+            0,
+            indices,
+            self.body.reports(),
+            rules,
+            epoch=signals.epoch,
+            val_loss=0.0,
+            val_accuracy=accuracy,
         )
-        if spec.op is LifecycleOp.GERMINATE and not self._incubator.was_asked:
-            spec = replace(spec, tempo_epochs=0, alpha_target=1.0)
+        if spec.op is LifecycleOp.GERMINATE:
+            spec = replace(spec, tempo_epochs=decide.planting_epochs(spec.tempo_epochs, incubates=incubates))
         init_seed = self._newborn_seed()
         applied = apply_action(self.body, spec, init_seed) if spec.veto is None else OpResult(False)
         records = [*self._by_hand, *applied.records, *self.body.step_epoch()]
@@ -275,7 +283,7 @@ class Grower:
         return signals
 
     def _decide(
-        self, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
+        self, rules: ActionRules, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
     ) -> tuple[list[int], decide.Decided | None]:
         """Indices of all heads. The first rank decides for all."""
         policy = self.policy
@@ -283,7 +291,7 @@ class Grower:
             return decide.WAIT, None
         seen = decide.observe(
             self.body,
-            self._rules,
+            rules,
             signals,
             sensors,
             last_op=self._last_op,

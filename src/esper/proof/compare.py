@@ -21,7 +21,7 @@ from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
 from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
 from esper.proof.episodes import Fossil, Maker, Played, play
-from esper.proof.policies import Acting, simple_makers
+from esper.proof.policies import Acting, rule_makers, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.evaluation import HELD_OUT
@@ -121,6 +121,8 @@ def prove(
     for name, make in simple_makers(task, HELD_OUT).items():
         cohorts.add(name, make)
     if not config.brief:
+        for name, make in rule_makers(task).items():
+            cohorts.add(name, make)
         _add_scheduled(cohorts, schedules)
     for policy in policies.values():
         cohorts.add(LEARNED, _acting(task, policy, config))

@@ -20,7 +20,7 @@ from esper._files import check_version, decode, write_atomic
 from esper.kasmina import FlopMeter, MorphogeneticModel, NetworkRow, load_network, save_network
 from esper.leyline import EsperError, check_number
 from esper.proof.episodes import Maker, Played, finish_round
-from esper.proof.policies import Acting, simple_makers
+from esper.proof.policies import Acting, rule_makers, simple_makers
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
 from esper.simic.training.evaluation import populations, split_of
@@ -61,7 +61,8 @@ def grow(
     sample: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> Played:
-    """Train one network under a policy (by name or file, or heuristic, random, wait) and keep it in a new or
+    """Train one network under a policy (by name or file, or heuristic, periodic, plateau,
+    random, wait) and keep it in a new or
     empty directory. By default it is the network that `network_to_grow` chooses."""
     check_number("grow", "seed", root_seed, integer=True)
     if network is None:
@@ -102,7 +103,7 @@ def check_empty(directory: Path) -> Path:
 
 
 def _maker(task: TaskSpec, policy: str, root_seed: int, sample: bool) -> Maker:
-    makers = simple_makers(task, root_seed)
+    makers = simple_makers(task, root_seed) | rule_makers(task)
     if policy == "wait":
         return makers["static"]
     if policy in makers:

@@ -17,6 +17,7 @@ from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import Hidden
 from esper.tamiyo.policy import action_uniforms, map_tensors
+from esper.tamiyo.rules import Periodic, Plateau
 from esper.tamiyo.shipped import SHIPPED, WEIGHTS, load_policy, newest_checkpoint, tuned_thresholds
 
 
@@ -104,4 +105,14 @@ def simple_makers(task: TaskSpec, root_seed: int) -> dict[str, Maker]:
         "static": lambda networks: AlwaysWait(),  # noqa: ARG005
         "random": lambda networks: RandomValid(root_seed, networks),
         "heuristic": lambda networks: Heuristic(thresholds, len(networks)),
+    }
+
+
+def rule_makers(task: TaskSpec) -> dict[str, Maker]:
+    """Rules of thumb about when to grow, by name. They plant the first blueprint of the task, last slot
+    first."""
+    offered = task.blueprints
+    return {
+        "periodic": lambda networks: Periodic(len(networks), blueprints=offered),
+        "plateau": lambda networks: Plateau(len(networks), blueprints=offered),
     }

@@ -27,7 +27,7 @@ from esper.leyline import (
     TempoAction,
     check_number,
 )
-from esper.tamiyo.features import BASE, first_columns
+from esper.tamiyo.features import BASE, SLOT, first_columns
 from esper.tamiyo.masks import blueprint_mask
 from esper.tamiyo.scripted import (
     BLUEPRINT_HEAD,
@@ -40,11 +40,9 @@ from esper.tamiyo.scripted import (
     waiting,
 )
 
-GRAFT_TEMPO = int(getattr(TempoAction, "INSTANT", TempoAction.FAST))
-"""The shortest tempo: a graft, where the action space has one."""
 BLUEPRINTS = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
 """Blueprints to germinate, strongest first; the first that is offered is taken."""
-_COLUMN = first_columns(BASE)
+_COLUMN, _DEPTH = first_columns(BASE), first_columns(SLOT)["depth"]
 _PLATEAU = next(feature.normaliser for feature in BASE if feature.name == "plateau")
 
 
@@ -77,6 +75,7 @@ class GrowthRule(ScriptedPolicy):
             raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._planted)}")
         actions = waiting(len(masks.op))
         base, legal, offered = obs.base.cpu(), masks.slot_by_op.cpu(), masks.blueprint.cpu()
+        depths = obs.slots[..., _DEPTH].tolist()
         for env in range(len(actions)):
             self._since[env] += 1
             free = legal[env, OP_GERMINATE].nonzero().flatten().tolist()
@@ -86,10 +85,10 @@ class GrowthRule(ScriptedPolicy):
                 self._since[env] = 0
                 actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
                     [
-                        free[-1],
+                        max(free, key=depths[env].__getitem__),
                         BLUEPRINT_ID_TO_INDEX[names[0]],
                         int(GerminationStyle.SIGMOID_ADD),
-                        GRAFT_TEMPO,
+                        int(TempoAction.INSTANT),
                         OP_GERMINATE,
                     ]
                 )
