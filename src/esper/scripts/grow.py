@@ -35,7 +35,8 @@ def grow(
     Args:
         task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12.
             `esper config tasks` lists the tasks.
-        policy: heuristic, random, wait, the name of a policy that ships (such as digits_shift-1), a policy
+        policy: heuristic, periodic, plateau, random, wait, the name of a policy that ships (such as
+            digits_shift-1), a policy
             file, a checkpoint or a run directory. A run directory means its newest checkpoint;
             RUN/checkpoints/best.safetensors is the policy of its best round.
         out: New or empty directory for the network: structure.json, weights.safetensors, the plain module

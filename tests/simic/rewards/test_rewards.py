@@ -19,7 +19,9 @@ from esper.leyline import (
     AlphaMode,
     EsperError,
     FactoredAction,
+    LifecycleKind,
     LifecycleOp,
+    LifecycleRecord,
     LossRewardConfig,
     ObjectiveConfig,
     RentConfig,
@@ -143,10 +145,39 @@ def step(
         alpha_curve=wait.alpha_curve,
         alpha_steepness=12.0,
     )
-    outcome = ActionOutcome(spec=spec, executed=executed, effective_op=op if executed else LifecycleOp.WAIT)
+    by_action = {slot} if op is LifecycleOp.FOSSILIZE and executed else set()
+    outcome = ActionOutcome(
+        spec=spec,
+        executed=executed,
+        effective_op=op if executed else LifecycleOp.WAIT,
+        records=tuple(
+            LifecycleRecord(
+                kind=LifecycleKind.FOSSILIZED,
+                row=0,
+                slot_id=now.slot_id,
+                seed_id=now.seed_id,
+                blueprint_id="norm",
+                stage_from=H,
+                stage_to=F,
+                alpha=1.0,
+                params=now.metrics.params,
+                epochs_total=5,
+            )
+            for now in after.reports.values()
+            if now.slot_id in by_action or is_new(now, before)
+        ),
+    )
     return RewardInputs(
         env_idx=env, epoch=epoch, max_epochs=max_epochs, outcome=outcome, before=before, after=after
     )
+
+
+def is_new(now: SeedStateReport, before: EnvMeasure | None) -> bool:
+    """A fossil that was none before: without an action, the clock made it."""
+    if now.stage is not F or before is None:
+        return False
+    old = before.reports.get(now.slot_id)
+    return old is None or old.stage is not F
 
 
 def engine(
@@ -265,6 +296,8 @@ def lives(draw, length: int = 8) -> Story:
         old, stage = stage, draw(st.sampled_from(moves[stage]))
         number += stage is G and old is not G
         op = OP_INTO.get(stage, LifecycleOp.WAIT) if stage is not old else LifecycleOp.WAIT
+        if op is LifecycleOp.FOSSILIZE and draw(st.booleans()):
+            op = LifecycleOp.WAIT  # by the clock
         measured = old in (B, H, F)
         host, points = draw(st.floats(30.0, 60.0)), draw(st.floats(-20.0, 30.0))
         reports = [] if stage is None else [report(stage, number=number, params=draw(st.integers(1, 500)))]
@@ -320,11 +353,14 @@ def hold(points: float, length: int) -> Story:
     return [(now, LifecycleOp.WAIT)] * length
 
 
-def fossilize(points: float, length: int, when: int) -> Story:
+def fossilize(
+    points: float, length: int, when: int, op: LifecycleOp = LifecycleOp.FOSSILIZE
+) -> Story:
+    """A seed that becomes permanent after `when` epochs: by an action, or by the clock while waiting."""
     now = state(60.0 + points, 60.0 + points, report(F), contributions={"r0c0": points}, loss=1.0)
     return [
         *hold(points, when),
-        (now, LifecycleOp.FOSSILIZE),
+        (now, op),
         *[(now, LifecycleOp.WAIT)] * (length - when - 1),
     ]
 
@@ -411,6 +447,10 @@ def test_escrow_counts_a_contribution_once_it_has_lasted() -> None:
     assert level + rewards(step(6, before, another)).total == pytest.approx(0.69, abs=1e-12)
 
 
+BY_ACTION_OR_CLOCK = pytest.mark.parametrize(
+    "op", [LifecycleOp.FOSSILIZE, LifecycleOp.WAIT], ids=["action", "clock"]
+)
+
 # -- single terms --------------------------------------------------------------------------------------------
 
 
@@ -446,7 +486,8 @@ def test_hindsight_credit() -> None:
     assert compute_scaffold_hindsight_credit(1e9, 1e9, delay=0, weight=0.02, gamma=0.9) <= 0.02
 
 
-def test_a_fossil_pays_once_for_help_from_a_seed_that_is_gone() -> None:
+@BY_ACTION_OR_CLOCK
+def test_a_fossil_pays_once_for_help_from_a_seed_that_is_gone(op: LifecycleOp) -> None:
     rewards, both = engine(RewardMode.BASIC), {"r0c0": 5.0, "r0c1": 1.0}
     helped = state(66.0, 60.0, report(H, boost=4.0), report(H, "r0c1"), contributions=both)
     alone = state(
@@ -458,7 +499,7 @@ def test_a_fossil_pays_once_for_help_from_a_seed_that_is_gone() -> None:
     assert rewards(step(1, None, helped))["hindsight"] == 0.0
     assert rewards(step(2, helped, alone))["hindsight"] == 0.0
     assert rewards(step(3, alone, alone))["hindsight"] == 0.0
-    paid = rewards(step(4, alone, fossil, LifecycleOp.FOSSILIZE))["hindsight"]
+    paid = rewards(step(4, alone, fossil, op))["hindsight"]
     assert paid == pytest.approx(0.02 * math.tanh(2.0) * 0.9**3, abs=1e-15)
     assert rewards(step(5, fossil, fossil))["hindsight"] == 0.0
 
@@ -504,10 +545,12 @@ def test_costs_occupancy_and_outcomes() -> None:
         assert terms["intervention"] == -cost
 
 
-@given(when=st.integers(0, 9), points=st.floats(-5.0, 5.0))
-def test_a_drip_pays_in_the_end_what_basic_pays_at_once(when: int, points: float) -> None:
+@BY_ACTION_OR_CLOCK
+@given(when=st.integers(1, 9), points=st.floats(-5.0, 5.0))
+def test_a_drip_pays_in_the_end_what_basic_pays_at_once(op: LifecycleOp, when: int, points: float) -> None:
     basic, plus = (
-        play(engine(mode), fossilize(points, 10, when)) for mode in (RewardMode.BASIC, RewardMode.BASIC_PLUS)
+        play(engine(mode), fossilize(points, 10, when, op))
+        for mode in (RewardMode.BASIC, RewardMode.BASIC_PLUS)
     )
     at_once = sum(reward["fossilize"] for reward in basic)
     assert at_once == pytest.approx(0.02 * math.tanh(points), abs=1e-12)
@@ -516,6 +559,16 @@ def test_a_drip_pays_in_the_end_what_basic_pays_at_once(when: int, points: float
         shares = [reward["drip"] for reward in plus]
         assert shares[: when + 1] == [0.0] * (when + 1)
         assert shares[when + 1 :] == pytest.approx([0.7 * at_once / (9 - when)] * (9 - when), abs=1e-12)
+
+
+@pytest.mark.parametrize(("family", "mode"), ALL)
+@given(when=st.integers(1, 9), points=st.floats(-5.0, 5.0))
+def test_the_clock_is_paid_like_an_action(family, mode, when: int, points: float) -> None:
+    by_action, by_clock = (
+        play(engine(mode, family), fossilize(points, 10, when, op))
+        for op in (LifecycleOp.FOSSILIZE, LifecycleOp.WAIT)
+    )
+    assert by_action == by_clock
 
 
 def test_a_drip_follows_the_contribution_and_ends_with_its_fossil() -> None:

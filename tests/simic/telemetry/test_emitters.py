@@ -224,7 +224,6 @@ def test_unknown_phase(hub: TelemetryHub) -> None:
                 "blueprint": "conv_small",
                 "style": "LINEAR_MULTIPLY",
                 "tempo": 8,
-                "alpha_target": 0.7,
             },
         ),
         (

@@ -15,6 +15,7 @@ from esper.leyline import (
     LifecycleOp,
     Pacing,
     SeedStage,
+    TempoAction,
 )
 
 # Rows: the stage in which a seed of slot 0 is; columns: what then executes there.
@@ -32,7 +33,9 @@ TABLE = {
 
 
 def action(op: LifecycleOp, **heads) -> tuple[int, ...]:
-    return replace(FactoredAction.wait(), op=op, blueprint=BlueprintAction.CONV_LIGHT, **heads).to_indices()
+    """Seeds are germinated at a tempo that takes them through every stage."""
+    known = {"blueprint": BlueprintAction.CONV_LIGHT, "tempo": TempoAction.STANDARD} | heads
+    return replace(FactoredAction.wait(), op=op, **known).to_indices()
 
 
 def env_in(stage: SeedStage):

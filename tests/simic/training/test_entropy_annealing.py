@@ -73,7 +73,7 @@ def test_entropy_weight_holds_the_policy_open() -> None:
                 minibatches=1,
             )
         )
-        for _ in range(5):
+        for _ in range(12):
             play_rollout(agent)
             last = agent.update()
         entropies.append(last.entropy)

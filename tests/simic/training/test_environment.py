@@ -10,7 +10,15 @@ import torch
 
 from env_helpers import RandomValid, make_env, run_episode, small_task, wait
 from esper.kasmina import PopulationOptimizer, snapshot_row
-from esper.leyline import CLOCK, TRANSITIONS, LifecycleKind, PanicReason, SeedStage, TelemetryEventType
+from esper.leyline import (
+    CLOCK,
+    GRAFT,
+    TRANSITIONS,
+    LifecycleKind,
+    PanicReason,
+    SeedStage,
+    TelemetryEventType,
+)
 from esper.nissa import TelemetryHub
 from memory_output import MemoryOutput
 
@@ -24,7 +32,7 @@ def legal(record) -> bool:
         return record.kind in (LifecycleKind.RETARGETED, LifecycleKind.PRUNE_SCHEDULED)
     by_op = any(
         stage is record.stage_from and t.to is record.stage_to for (stage, _), t in TRANSITIONS.items()
-    )
+    ) or (record.kind is LifecycleKind.GERMINATED and record.stage_to is GRAFT.to)
     by_clock = record.stage_from in CLOCK and CLOCK[record.stage_from].to is record.stage_to
     return by_op or by_clock
 

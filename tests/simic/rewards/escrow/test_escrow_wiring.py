@@ -14,6 +14,8 @@ from env_helpers import RandomValid, make_env, small_task
 from esper.leyline import (
     IRRELEVANT_VALUES,
     LIVE_STAGES,
+    BlueprintAction,
+    FactoredAction,
     LifecycleOp,
     ObjectiveConfig,
     PolicyObservation,
@@ -280,6 +282,26 @@ def test_loading_a_state_in_the_middle_changes_nothing(episode: Episode) -> None
     resumed = Episode(ESCROW, seed=0, handover=8)
     assert resumed.rows == episode.rows
     assert all(resumed.engines[choice].state() == episode.engines[choice].state() for choice in ALL)
+
+
+def test_a_seed_that_the_clock_made_permanent_is_paid_for() -> None:
+    """A graft, and nothing but waiting after it: its bonus comes in the epoch in which it became permanent."""
+    env, paid = make_env(small_task("digits_impaired", epochs=4), 2), []
+    engine = RewardEngine(RewardConfig(mode=RewardMode.BASIC), PRICES, gamma=GAMMA, num_envs=2)
+    env.rules = replace(env.rules, reward=lambda inputs: paid.append((inputs, engine(inputs))) or paid[-1][1])
+    graft = replace(
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
+    ).to_indices()
+    env.begin_round(0)
+    for epoch in range(1, 5):
+        action = graft if epoch == 1 else FactoredAction.wait().to_indices()
+        env.step(epoch, lambda _, action=action: [action] * 2)
+    assert [outcome.fossilized for outcome in env.ledger.outcomes] == [1, 1]
+    slot = env.rules.slot_config.slot_ids[0]
+    for inputs, reward in paid:
+        points = inputs.after.contributions.get(slot, 0.0) if inputs.epoch == 2 else 0.0
+        assert reward["fossilize"] == pytest.approx(0.02 * math.tanh(points), abs=1e-12)
+    assert any(reward["fossilize"] for _, reward in paid)
 
 
 def test_a_vetoed_fossilize_earns_what_waiting_earns(episode: Episode) -> None:
