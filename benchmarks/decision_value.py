@@ -28,12 +28,11 @@ import torch
 
 from benchmarks.play import EMBEDDED, interval, show
 from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
-from esper.leyline import LifecycleOp, SeedStage, objective, stream_seed
+from esper.leyline import TEMPO_EPOCHS, LifecycleOp, SeedStage, objective, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
 from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition, get_task_spec
 from esper.simic.training.evaluation import split_of
 
-TEMPO = 3
 CHUNK = 64
 """Networks per population."""
 SCREEN, NARROW, JUDGE = 0, 100_000, 200_000
@@ -112,6 +111,7 @@ def _run(
         apply_condition(model, optimizer, row, conditions[env])
     rates = optimizer.host_lr.clone(), optimizer.seed_lr.clone()
     validation = validation_batches(split, task.val_size)
+    final = validation_batches(split, len(split.final), final=True)
     dice = [np.random.default_rng(stream_seed(root, "action", episode, env)) for _, env in pairs]
     for epoch in range(1, task.episode_length + 1):
         optimizer.host_lr, optimizer.seed_lr = (rate * task.lr_factor(epoch) for rate in rates)
@@ -131,11 +131,11 @@ def _run(
                 step = follow(model, plan, row, epoch)
             if step is not None:
                 init_seed = stream_seed(root, "germination", episode, env, model.germinations[row])
-                act(model, row, *step, init_seed)
+                act(model, row, *step, init_seed, TEMPO_EPOCHS[task.tempo])
         model.step_epoch()
     return [
         conclude(task, model, row, accuracy)
-        for row, accuracy in enumerate(committed_accuracy(model, validation, len(pairs)))
+        for row, accuracy in enumerate(committed_accuracy(model, final, len(pairs)))
     ]
 
 
@@ -178,10 +178,16 @@ def choose_random(
 
 
 def act(
-    model: MorphogeneticModel, row: int, op: LifecycleOp, slot: str, blueprint: str, init_seed: int
+    model: MorphogeneticModel,
+    row: int,
+    op: LifecycleOp,
+    slot: str,
+    blueprint: str,
+    init_seed: int,
+    tempo_epochs: int,
 ) -> None:
     if op is LifecycleOp.GERMINATE:
-        model.germinate(slot, blueprint, row=row, tempo_epochs=TEMPO, init_seed=init_seed)
+        model.germinate(slot, blueprint, row=row, tempo_epochs=tempo_epochs, init_seed=init_seed)
     elif op is LifecycleOp.ADVANCE:
         model.advance(slot, row=row)
     elif op is LifecycleOp.FOSSILIZE:

@@ -28,7 +28,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -38,19 +38,26 @@ import torch
 
 from benchmarks import decision_value
 from benchmarks.play import EMBEDDED, interval
-from esper.kasmina import FlopMeter, MorphogeneticModel, OptimizerConfig
+from esper.kasmina import FlopMeter, MorphogeneticModel
 from esper.kasmina.model import cross_entropy
-from esper.leyline import LIVE_STAGES, GateConfig, GateLevel, SeedStage, objective, stream_seed
+from esper.leyline import (
+    LIVE_STAGES,
+    GateConfig,
+    GateLevel,
+    SeedStage,
+    TempoAction,
+    objective,
+    stream_seed,
+)
 from esper.runtime.data import (
     EvalBatches,
     SharedBatchIterator,
     Split,
-    load_dataset,
     test_batches,
     validation_batches,
-    validation_split,
 )
 from esper.runtime.tasks import TaskSpec, parse_task
+from esper.simic.training.evaluation import split_of
 
 FIRST_NETWORK = 500_000
 """No policy, schedule or threshold was chosen on these networks."""
@@ -62,8 +69,6 @@ TESTED = 1024
 """Test samples at most: the first ones of the test part."""
 AUTOMATIC = frozenset({GateLevel.G1, GateLevel.G2, GateLevel.G3})
 FULL = frozenset({SeedStage.HOLDING, SeedStage.FOSSILIZED})
-WARMUP = "newborn_warmup"
-"""Field of the optimizer's configuration."""
 
 
 class Way(StrEnum):
@@ -164,7 +169,7 @@ def open_task(study: Study) -> tuple[TaskSpec, Split]:
         gates=GateConfig(permissive=True),
         pacing=replace(task.pacing, auto_forward_gates=AUTOMATIC),
     )
-    return task, validation_split(load_dataset(task.dataset), task.val_size, 0, block=task.block)
+    return task, split_of(task, 0)
 
 
 def moments(task: TaskSpec) -> dict[str, int]:
@@ -182,8 +187,7 @@ def run(task: TaskSpec, split: Split, study: Study, plan: Plan, *, first: int = 
     if plan.way is Way.RAMP:
         task = replace(task, pacing=replace(task.pacing, min_training_epochs=0))
     if plan.warmup:
-        changed: dict[str, Any] = {WARMUP: plan.warmup}
-        task = replace(task, optimizer=replace(task.optimizer, **changed))
+        task = replace(task, optimizer=replace(task.optimizer, newborn_warmup=plan.warmup))
     batches = SharedBatchIterator(
         split, [envs], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=0, rows=[study.networks]
     )
@@ -241,7 +245,7 @@ def conclude(task: TaskSpec, split: Split, model: MorphogeneticModel) -> Iterato
         for slot, report in model.reports(row).items():
             if report.stage in LIVE_STAGES - FULL:
                 model.prune(slot, row=row)
-    validated, _ = measure(model, validation_batches(split, EVALUATED))
+    validated, _ = measure(model, validation_batches(split, EVALUATED, final=True))
     tests = test_batches(split, EVALUATED)
     tested, losses = measure(model, replace(tests, x=tests.x[:TESTED], y=tests.y[:TESTED]))
     for row in range(model.population):
@@ -337,7 +341,8 @@ def one_operation(study: Study, *, first: int = FIRST_NETWORK) -> dict[str, list
     """J in points of every network by moment, if a schedule plants, advances and fossilizes the seeds one by
     one. For images of one channel."""
     task, split = open_task(study)
-    task = replace(task, pacing=replace(task.pacing, auto_forward_gates=AUTOMATIC - {GateLevel.G2}))
+    pacing = replace(task.pacing, auto_forward_gates=AUTOMATIC - {GateLevel.G2})
+    task = replace(task, pacing=pacing, tempo=TempoAction.FAST)
     found = {}
     for moment, epoch in moments(task).items():
         schedule = tuple(decision_value.Planting(epoch, *seed) for seed in study.seeds)
@@ -345,10 +350,6 @@ def one_operation(study: Study, *, first: int = FIRST_NETWORK) -> dict[str, list
         results = decision_value.run(task, split, pairs)
         found[moment] = [100 * results[pair].value for pair in pairs]
     return found
-
-
-def has_warmup() -> bool:
-    return any(field.name == WARMUP for field in fields(OptimizerConfig))
 
 
 # -- tables --------------------------------------------------------------------------------------------------
@@ -503,8 +504,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {"tasks": {}, "warmups": {}, "one operation": {}}
     if given.out is not None and given.out.exists():
         results |= json.loads(given.out.read_text())
-    if given.warmup and not has_warmup():
-        parser.error(f"OptimizerConfig has no field {WARMUP}: warm-ups cannot be compared")
     for name in given.tasks:
         study = STUDIES[name]
         if given.warmup:

@@ -91,6 +91,7 @@ class RandomValid:
             if relevant and name in PARAMETERS
         }
         chosen = [
-            parameters.get(name, int(value)) for name, value in zip(HEAD_NAMES, IRRELEVANT_VALUES, strict=True)
+            parameters.get(name, int(value))
+            for name, value in zip(HEAD_NAMES, IRRELEVANT_VALUES, strict=True)
         ]
         return [int(slot), *chosen[1:-1], int(op)]

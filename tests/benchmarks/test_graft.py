@@ -76,14 +76,6 @@ def test_one_operation_per_epoch_is_the_lifecycle_for_one_seed() -> None:
     assert serial == pytest.approx(outcome.series("objective"), abs=1e-9)
 
 
-def test_warmups_need_an_optimizer_that_has_them(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(graft, "WARMUP", "no_such_field")
-    with pytest.raises(SystemExit):
-        graft.main(["--tasks", "digits_mlp", "--warmup", "0", "10"])
-    assert "warm-ups cannot be compared" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not graft.has_warmup(), reason="the optimizer has no warm-up")
 def test_warmups_are_compared_on_the_same_networks(monkeypatch, capsys) -> None:
     monkeypatch.setattr(graft, "STUDIES", {"tiny": TINY})
     graft.main(["--tasks", "tiny", "--warmup", "0", "4"])

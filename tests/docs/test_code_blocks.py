@@ -35,6 +35,12 @@ BEFORE = {
 """What a page takes for granted: files that its reader has by then."""
 AFTER = {
     "README.md": """
+assert len(grower.history) == 8
+assert any(step.op == "GERMINATE" and step.executed for step in grower.history)
+assert torch.allclose(plain.eval()(x[val]), model.eval()(x[val]), atol=1e-5)
+""",
+    "grow.md": """
+from esper.leyline import SeedStage
 assert model.reports()["r0c0"].stage is SeedStage.FOSSILIZED
 assert accuracy("r0c0") > accuracy() + 10
 """,

@@ -15,7 +15,9 @@ from esper.kasmina import (
     MorphogeneticModel,
     OptimizerConfig,
     PopulationOptimizer,
+    load_network,
     restore_row,
+    save_network,
     snapshot_row,
 )
 from esper.kasmina.row import OptimizerRow
@@ -395,3 +397,131 @@ def test_clipping_leaves_small_gradients_alone_and_scales_large_ones():
         assert float(moved) == pytest.approx(
             1e-3 if row % 2 == 0 else norm, rel=1e-2 if row % 2 == 0 else 1e-9
         )
+
+
+# -- warm-up of newborn seeds --------------------------------------------------------------------------------
+
+WARM = OptimizerConfig(
+    host_lr=0.05, seed_lr=0.04, host_decay=0.01, seed_decay=0.02, clip=1e9, newborn_warmup=4
+)
+
+
+class WarmReference:
+    """One network trained with torch's SGD: a group for the host, one for each slot, and the rates of young
+    seeds set by hand."""
+
+    def __init__(self, model: MorphogeneticModel) -> None:
+        self.model, self.host, self.slots = model, None, {}
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        options = {"momentum": WARM.momentum}
+        if self.host is None:
+            host = list(self.model.host.parameters())
+            self.host = torch.optim.SGD(host, lr=0.05, weight_decay=0.01, **options)
+        for slot in self.model.slots():
+            if list(slot.parameters()) and slot.slot_id not in self.slots:
+                born = torch.optim.SGD(slot.parameters(), lr=0.0, weight_decay=0.02, **options)
+                self.slots[slot.slot_id] = [born, 0]
+        self.model.zero_grad()
+        self.model.losses(*fuse(self.model, [(x, y)])).total().backward()
+        self.host.step()
+        for entry in self.slots.values():
+            entry[1] += 1
+            entry[0].param_groups[0]["lr"] = 0.04 * min(entry[1] / 4, 1.0)
+            entry[0].step()
+
+
+@topologies
+def test_a_newborn_warms_up_and_its_host_does_not(topology):
+    """Rows grow at different times, in one bank; each agrees with a network of its own."""
+    name = {"cnn": "conv_light", "transformer": "attention", "mlp": "mlp"}[topology]
+    seeds = [60 + row for row in range(ROWS)]
+    births = {0: (1, "r0c0"), 2: (4, "r0c0"), 3: (1, "r0c1")}
+    model = make(topology, ROWS, dtype=torch.float64, random_seeds=seeds)
+    optimizer = PopulationOptimizer(model, WARM)
+    references = {
+        row: WarmReference(make(topology, dtype=torch.float64, random_seeds=[seeds[row]]))
+        for row in (0, 1, 4)
+    }
+    for step in range(9):
+        if step in births:
+            row, slot_id = births[step]
+            model.germinate(slot_id, name, row=row, init_seed=7)
+            references[row].model.germinate(slot_id, name, init_seed=7)
+        train_step(model, optimizer, *population_batch(model, step))
+        for row, reference in references.items():
+            reference.step(*network_batch(model, 1000 * step + row))
+            off = distance(snapshot_row(model, row).tensors, snapshot_row(reference.model).tensors)
+            assert off < 1e-12, (step, row)
+
+
+def test_each_of_the_first_updates_has_its_part_of_the_rate():
+    """Without momentum and decay: the change is the gradient times k/n of the rate."""
+    model = make("mlp", dtype=torch.float64)
+    config = OptimizerConfig(momentum=0.0, host_decay=0.0, seed_lr=0.1, clip=1e9, newborn_warmup=5)
+    optimizer = PopulationOptimizer(model, config)
+    model.germinate("r0c0", "mlp")
+    parameters = list(model.slot("r0c0").parameters())
+    for k in range(1, 9):
+        optimizer.zero_grad()
+        model.losses(*population_batch(model, k)).total().backward()
+        wanted = [p.detach() - 0.1 * min(k / 5, 1.0) * p.grad for p in parameters]
+        optimizer.step()
+        for p, value in zip(parameters, wanted, strict=True):
+            assert torch.allclose(p, value, rtol=0, atol=1e-14), k
+
+
+@kinds
+def test_a_warm_up_goes_on_where_it_was_saved(kind, tmp_path):
+    model = make("cnn", ROWS)
+    optimizer = PopulationOptimizer(model, OptimizerConfig(kind=kind, newborn_warmup=6))
+    model.germinate("r0c0", "conv_light", row=2)
+    for step in range(2):
+        train_step(model, optimizer, *population_batch(model, step))
+    model.germinate("r0c0", "conv_light", row=5)
+    train_step(model, optimizer, *population_batch(model, 2))
+    save_network(tmp_path, model, optimizer)
+    twin, twin_optimizer = load_network(tmp_path)
+    other = make("cnn", ROWS)  # and by rows, as checkpoints do
+    other_optimizer = PopulationOptimizer(other, OptimizerConfig(kind=kind, newborn_warmup=6))
+    for row in range(ROWS):
+        restore_row(other, snapshot_row(model, row), row)
+        other_optimizer.load_row_state(row, optimizer.row_state(row))
+    for step in range(3, 9):
+        batch = population_batch(model, step)
+        for pair in ((model, optimizer), (twin, twin_optimizer), (other, other_optimizer)):
+            train_step(*pair, *batch)
+        for row in range(ROWS):
+            wanted = row_tensors(model, optimizer, row)
+            assert differing(wanted, row_tensors(twin, twin_optimizer, row)) == []
+            assert differing(wanted, row_tensors(other, other_optimizer, row)) == []
+
+
+def test_a_new_seed_in_an_old_place_warms_up_anew():
+    model = make("mlp", ROWS, dtype=torch.float64)
+    optimizer = PopulationOptimizer(
+        model, OptimizerConfig(seed_lr=0.1, momentum=0.0, clip=1e9, newborn_warmup=10)
+    )
+    for row in (1, 2):
+        model.germinate("r0c0", "mlp", row=row)
+    for step in range(12):
+        train_step(model, optimizer, *population_batch(model, step))
+    model.prune("r0c0", row=1)
+    while model.seed_in("r0c0", 1) is not None:
+        model.step_epoch([1])
+    model.germinate("r0c0", "mlp", row=1)
+    bank = model.slot("r0c0").banks["mlp"]
+    before = [p.detach().clone() for p in bank.parameters()]
+    optimizer.zero_grad()
+    model.losses(*population_batch(model, 20)).total().backward()
+    gradients = [p.grad.clone() for p in bank.parameters()]
+    optimizer.step()
+    for row, share in ((1, 0.1), (2, 1.0)):
+        for p, old, gradient in zip(bank.parameters(), before, gradients, strict=True):
+            assert torch.allclose(p[row], old[row] - 0.1 * share * gradient[row], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, math.nan])
+def test_a_warm_up_is_a_number_of_updates(wrong):
+    with pytest.raises(EsperError, match="newborn_warmup is"):
+        OptimizerConfig(newborn_warmup=wrong)

@@ -15,8 +15,9 @@ from esper.leyline import (
     ActionMasks,
     EsperError,
     PolicyObservation,
+    TempoAction,
 )
-from esper.tamiyo.features import BASE, BASE_DIM, SLOT_DIM, first_columns
+from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, first_columns
 from esper.tamiyo.masks import SlotStates, blueprint_mask, compute_action_masks
 from esper.tamiyo.rules import GrowthRule, Periodic, Plateau
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD
@@ -27,7 +28,9 @@ COLUMN = first_columns(BASE)
 def observed(progress: float = 0.0, plateau: int = 0) -> PolicyObservation:
     base = torch.zeros(1, BASE_DIM)
     base[0, COLUMN["progress"]], base[0, COLUMN["plateau"]] = progress, plateau / 10
-    return PolicyObservation(base, torch.zeros(1, 3, SLOT_DIM), torch.full((1, 3), -1))
+    slots = torch.zeros(1, 3, SLOT_DIM)
+    slots[0, :, first_columns(SLOT)["depth"]] = torch.tensor([0.0, 1.0, 0.5])
+    return PolicyObservation(base, slots, torch.full((1, 3), -1))
 
 
 def masks(*legal: tuple[int, int], blueprints: tuple[str, ...] = ("norm", "depthwise")) -> ActionMasks:
@@ -36,10 +39,16 @@ def masks(*legal: tuple[int, int], blueprints: tuple[str, ...] = ("norm", "depth
     flags[..., OP_WAIT] = True
     for op, slot in legal:
         flags[0, slot, op] = True
-    return compute_action_masks(SlotStates(flags, np.zeros((1, 3), bool)), blueprint_mask(blueprints))
+    none = np.zeros((1, 3), bool)
+    return compute_action_masks(
+        SlotStates(flags, none, none),
+        blueprint_mask(blueprints),
+        epochs_left=100,
+        epochs_needed=[1] * len(TempoAction),
+    )
 
 
-FREE = masks((OP_GERMINATE, 0), (OP_GERMINATE, 1))
+FREE = masks((OP_GERMINATE, 0), (OP_GERMINATE, 1), (OP_GERMINATE, 2))
 
 
 def acts(policy: GrowthRule, obs: PolicyObservation, legal: ActionMasks = FREE) -> list[int]:

@@ -153,7 +153,7 @@ class TaskSpec:
     tempo: TempoAction = TempoAction.INSTANT
     """Tempo at which schedules and rules germinate; policies may choose any."""
     final_val_size: int = 0
-    """Number of validation samples in the last epoch, which decides J; 0: `val_size`, as in all others."""
+    """Number of validation samples in the last epoch, which decides J, where that is more than `val_size`."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
 
@@ -177,11 +177,6 @@ class TaskSpec:
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)
         check_number("budget", "final_val_size", self.final_val_size, integer=True)
-        if 0 < self.final_val_size < self.val_size:
-            raise EsperError(
-                f"budget: final_val_size is {self.final_val_size}; "
-                f"allowed: 0, or at least val_size, {self.val_size}"
-            )
         host = self.outline
         kernel = host.spec().get("kernel", 1)
         if kernel % 2 == 0:

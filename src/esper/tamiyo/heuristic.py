@@ -84,7 +84,7 @@ class HeuristicConfig:
     """Contribution, in points, from which a holding seed is fossilized; below it is pruned. A graft is judged
     after one epoch, so a negative number may be right."""
     tempo: TempoAction = TempoAction.INSTANT
-    """Tempo of germinations."""
+    """Tempo at which seeds are germinated."""
 
     def __post_init__(self) -> None:
         blueprint_mask(self.blueprints)

@@ -353,9 +353,7 @@ def hold(points: float, length: int) -> Story:
     return [(now, LifecycleOp.WAIT)] * length
 
 
-def fossilize(
-    points: float, length: int, when: int, op: LifecycleOp = LifecycleOp.FOSSILIZE
-) -> Story:
+def fossilize(points: float, length: int, when: int, op: LifecycleOp = LifecycleOp.FOSSILIZE) -> Story:
     """A seed that becomes permanent after `when` epochs: by an action, or by the clock while waiting."""
     now = state(60.0 + points, 60.0 + points, report(F), contributions={"r0c0": points}, loss=1.0)
     return [

@@ -425,7 +425,8 @@ def validation_split(
         )
     if text:
         first = samples - final_size
-        train, final, val = np.arange(first - 1), np.arange(first, samples), np.arange(samples)[-val_size:]
+        train, final = np.arange(first - 1), np.arange(first, samples)
+        val = np.arange(samples - val_size, samples)
     else:
         labels = dataset.train_y.cpu().numpy()
         val = stratified(labels, val_size, stream_seed(seed, "split"))

@@ -285,9 +285,9 @@ def test_loading_a_state_in_the_middle_changes_nothing(episode: Episode) -> None
 
 
 def test_a_seed_that_the_clock_made_permanent_is_paid_for() -> None:
-    """A graft, and nothing but waiting after it: its bonus comes in the epoch in which it became permanent."""
-    env, paid = make_env(small_task("digits_impaired", epochs=4), 2), []
-    engine = RewardEngine(RewardConfig(mode=RewardMode.BASIC), PRICES, gamma=GAMMA, num_envs=2)
+    """A graft, and nothing but waiting after it: its bonus comes when it becomes permanent."""
+    env, paid = make_env(small_task("digits_impaired", epochs=4, steps=24, val_size=96), ENVS), []
+    engine = RewardEngine(RewardConfig(mode=RewardMode.BASIC), PRICES, gamma=GAMMA, num_envs=ENVS)
     env.rules = replace(env.rules, reward=lambda inputs: paid.append((inputs, engine(inputs))) or paid[-1][1])
     graft = replace(
         FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
@@ -295,8 +295,8 @@ def test_a_seed_that_the_clock_made_permanent_is_paid_for() -> None:
     env.begin_round(0)
     for epoch in range(1, 5):
         action = graft if epoch == 1 else FactoredAction.wait().to_indices()
-        env.step(epoch, lambda _, action=action: [action] * 2)
-    assert [outcome.fossilized for outcome in env.ledger.outcomes] == [1, 1]
+        env.step(epoch, lambda _, action=action: [action] * ENVS)
+    assert [outcome.fossilized for outcome in env.ledger.outcomes] == [1] * ENVS
     slot = env.rules.slot_config.slot_ids[0]
     for inputs, reward in paid:
         points = inputs.after.contributions.get(slot, 0.0) if inputs.epoch == 2 else 0.0
