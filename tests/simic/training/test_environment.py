@@ -4,6 +4,7 @@ undone."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,16 @@ from esper.leyline import (
     CLOCK,
     GRAFT,
     TRANSITIONS,
+    BlueprintAction,
+    FactoredAction,
     LifecycleKind,
+    LifecycleOp,
     PanicReason,
     SeedStage,
     TelemetryEventType,
 )
 from esper.nissa import TelemetryHub
+from esper.simic.training.evaluation import split_of
 from memory_output import MemoryOutput
 
 EMBEDDED = ("digits_baseline", "digits_impaired", "digits_scale", "digits_shift")
@@ -197,6 +202,48 @@ def test_the_last_epochs_fossil_counts_in_the_objective() -> None:
         assert outcome.added_params == sum(
             r.metrics.params for s, r in member.model.reports().items() if s in fossils
         )
+
+
+def correct(member, split, samples) -> float:
+    """Accuracy in percent of the env's plain network on these training samples, normalised here."""
+    data = split.dataset
+    images = (data.train_x[samples].float() / data.scale - data.mean[0]) / data.std[0]
+    with torch.no_grad():
+        hits = member.model.export()(images).argmax(-1) == data.train_y[samples]
+    return 100 * hits.double().mean().item()
+
+
+def test_the_last_epoch_is_measured_on_more_samples() -> None:
+    """J is decided on `split.final`, a graft that the clock made permanent included; before, on `split.val`."""
+    task = replace(small_task("digits_baseline", epochs=4, steps=12), final_val_size=190)
+    split = split_of(task, 0)
+    assert set(split.val) < set(split.final)
+    assert not set(split.final) & set(split.train)
+    assert (len(split.val), len(split.final)) == (48, 190)
+    env = make_env(task, 4)
+    graft = replace(
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
+    ).to_indices()
+    env.begin_round(0)
+    for epoch in range(1, 5):
+        env.train_epoch(epoch)
+        env.validate(epoch)
+        seen = env.sense(epoch)
+        samples = split.final if epoch == 4 else split.val
+        for member, signals in zip(env.envs, seen.signals, strict=True):
+            assert signals.val_accuracy == pytest.approx(correct(member, split, samples), abs=1e-9)
+        action = graft if epoch == 2 else FactoredAction.wait().to_indices()
+        env.act(seen, [action, FactoredAction.wait().to_indices()] * 2)
+    others = 0
+    for member, outcome in zip(env.envs, env.ledger.outcomes, strict=True):
+        accuracy = correct(member, split, split.final)
+        assert outcome.final_accuracy == outcome.committed_accuracy == pytest.approx(accuracy, abs=1e-9)
+        assert outcome.fossilized == outcome.germinated == (member.env_idx % 2 == 0)
+        size = math.log(1 + outcome.added_params / outcome.host_params)
+        price = task.objective.size_price
+        assert outcome.objective == pytest.approx(accuracy / 100 - price * size, abs=1e-9)
+        others += accuracy != correct(member, split, split.val)
+    assert others, "the two sets differ in what they say"
 
 
 def test_static_networks_learn() -> None:
