@@ -162,7 +162,7 @@ def test_cnn_slots():
     assert model.slot_config.slot_ids == ("r0c0", "r0c1", "r0c2", "r1c0", "r1c1"), (
         "the policy counts in this one"
     )
-    assert model.slot_depths == (0.0, 0.5, 1.0, 0.25, 0.75), "in the order of the policy, by that of activations"
+    assert model.slot_depths == (0.0, 0.5, 1.0, 0.25, 0.75), "the policy's order, by that of activations"
     assert MorphogeneticModel(CNNHost(1, base=4), slots=["r0c1"]).slot_depths == (0.0,)
 
 

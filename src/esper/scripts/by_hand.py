@@ -12,21 +12,23 @@ from rich.table import Table
 from esper.kasmina import (
     CNNHost,
     MorphogeneticModel,
+    NetworkRow,
     OptimizerConfig,
     PopulationOptimizer,
     blended_slots,
     evaluate_coalitions,
     save_network,
 )
-from esper.leyline import GateConfig, stream_seed
+from esper.leyline import GateConfig, Pacing, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, load_dataset, test_batches, validation_split
 from esper.scripts.karn import reader
+from esper.simic.seed_management import advance_active_seed
 
 ROWS, EPOCHS = 16, 24
 GROWN = range(ROWS // 2)
 SCHEDULE = {"r0c0": 1, "r0c1": 2, "r0c2": 3}
 """Slot → epoch in which a seed is germinated there."""
-BLUEPRINT = "conv_light"
+BLUEPRINT, TEMPO, TRAINING = "conv_light", 3, 4
 
 
 def by_hand() -> None:
@@ -41,6 +43,7 @@ def by_hand() -> None:
     model = MorphogeneticModel(
         CNNHost(ROWS, base=4, kernel=1, channels=1, size=8),
         gates=GateConfig(permissive=True),
+        pacing=Pacing(min_training_epochs=TRAINING),
         random_seeds=[stream_seed(0, "init", 0, row % len(GROWN)) for row in range(ROWS)],
     )
     optimizer = PopulationOptimizer(model, OptimizerConfig(host_lr=0.05, seed_lr=0.05))
@@ -49,9 +52,9 @@ def by_hand() -> None:
             optimizer.zero_grad()
             model.losses(batch.x, batch.y).total().backward()
             optimizer.step()
+        model.record_gradients(optimizer.stats)
         for row in GROWN:
-            for slot in (slot for slot, start in SCHEDULE.items() if start == epoch):
-                model.germinate(slot, BLUEPRINT, row=row)
+            grow(model, row, epoch)
         model.step_epoch()
     accuracy = evaluate(model, test_batches(split, 450))
     table = Table("networks", "test accuracy", "parameters")
@@ -62,6 +65,16 @@ def by_hand() -> None:
     console.print(table)
     save_network("runs/by_hand", model, optimizer)
     console.print("saved to runs/by_hand: structure.json, weights.safetensors")
+
+
+def grow(model: MorphogeneticModel, row: int, epoch: int) -> None:
+    """Germinate the seeds that are due in this epoch, and advance those whose gate is open."""
+    for slot, start in SCHEDULE.items():
+        if epoch == start:
+            model.germinate(slot, BLUEPRINT, row=row, tempo_epochs=TEMPO)
+        report = model.reports(row).get(slot)
+        if report is not None and report.can_advance:
+            advance_active_seed(NetworkRow(model, row), slot)
 
 
 def evaluate(model: MorphogeneticModel, data: EvalBatches) -> torch.Tensor:

@@ -69,10 +69,10 @@ def compute_action_masks(
 ) -> ActionMasks:
     """Masks of all heads. `epochs_left` after this decision; `epochs_needed` by tempo: from a germination to
     the decision that makes the seed permanent. At most one seed of a network becomes permanent per epoch, so
-    live seeds take an epoch each too. `max_seeds` 0 means no limit."""
+    each live seed may take one epoch more. `max_seeds` 0 means no limit."""
     envs = len(states.legal)
     by_op = np.swapaxes(states.legal, 1, 2).copy()  # [E, 6, S]
-    needed = np.maximum(np.asarray(epochs_needed), states.live.sum(1, keepdims=True) + 1)  # [E, tempos]
+    needed = np.asarray(epochs_needed) + states.live.sum(1, keepdims=True)  # [E, tempos]
     in_time = needed <= epochs_left
     cannot = ~in_time.any(1)
     if max_seeds:

@@ -220,8 +220,9 @@ def preflight(
     report of the slot states and the action masks show too. Waiting is never vetoed.
 
     `reports` covers the occupied slots, `blueprints` are those that may be germinated here; `max_seeds` 0
-    means no limit. A germination is too late if the seed cannot become permanent in the `epochs_left`: it
-    takes `epochs_needed` by tempo, and at most one seed becomes permanent per epoch."""
+    means no limit. A germination is too late if the seed might not become permanent in the `epochs_left`: it
+    takes `epochs_needed` by tempo, and each live seed may take one epoch more, because at most one seed
+    becomes permanent per epoch."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -240,6 +241,6 @@ def preflight(
     if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
         return Veto.BLUEPRINT_UNKNOWN
     live = sum(other.stage in LIVE_STAGES for other in reports.values())
-    if epochs_left < max(epochs_needed[action.tempo], live + 1):
+    if epochs_left < epochs_needed[action.tempo] + live:
         return Veto.TOO_LATE
     return None

@@ -214,7 +214,7 @@ def correct(member, split, samples) -> float:
 
 
 def test_the_last_epoch_is_measured_on_more_samples() -> None:
-    """J is decided on `split.final`, a graft that the clock made permanent included; before, on `split.val`."""
+    """J is decided on `split.final`, with a graft that the clock made permanent; the rest on `split.val`."""
     task = replace(small_task("digits_baseline", epochs=4, steps=12), final_val_size=190)
     split = split_of(task, 0)
     assert set(split.val) < set(split.final)
