@@ -22,7 +22,7 @@ def test_the_network_imitates_the_heuristic() -> None:
     task = get_task_spec("digits_impaired")
     policy = imitation.fit(imitation.record(task, range(10)), 700)
     recall, slots = imitation.agreement(policy, imitation.record(task, range(10, 13)))
-    assert {"WAIT", "GERMINATE", "ADVANCE", "FOSSILIZE"} <= set(recall)
+    assert {"WAIT", "GERMINATE", "FOSSILIZE"} <= set(recall)
     for op, (share, count) in recall.items():
         assert share >= 0.9, (op, share, count)
     assert slots >= 0.9

@@ -23,7 +23,7 @@ def observe(envs: int, steps: int, slots: int, seed: int = 1) -> PolicyObservati
     return PolicyObservation(
         torch.randn(envs, steps, BASE, generator=g),
         torch.randn(envs, steps, slots, SLOT, generator=g),
-        torch.randint(-1, 13, (envs, steps, slots), generator=g),
+        torch.randint(-1, 15, (envs, steps, slots), generator=g),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import safetensors.torch
@@ -167,6 +167,35 @@ class TestParity:
             atol=1e-6,
             rtol=0,
         )
+
+    @pytest.mark.parametrize("epsilon", [0.0, 0.1])
+    def test_no_tempo_is_needed_where_nothing_can_be_germinated(self, epsilon: float) -> None:
+        """At the last decision no tempo leaves time; the other operations, and all gradients, are as ever."""
+        policy, envs, slots = make_policy(), 4, 2
+        obs, masks = observe(envs, slots), open_masks(envs, slots)
+        masks.op[:, OP_GERMINATE] = masks.slot_by_op[:, OP_GERMINATE] = False
+        late = replace(masks, tempo=torch.zeros_like(masks.tempo))
+        results = []
+        for allowed in (masks, late):
+            policy.network.zero_grad()
+            step = policy.act(
+                obs, policy.initial_hidden(envs), allowed, uniforms=uniforms(envs), epsilon=epsilon
+            )
+            again = policy.evaluate(
+                map_tensors(obs, lambda t: t.unsqueeze(1)),
+                policy.initial_hidden(envs),
+                map_tensors(allowed, lambda t: t.unsqueeze(1)),
+                step.actions.unsqueeze(1),
+                reset=torch.zeros(envs, 1, dtype=torch.bool),
+                epsilon=torch.full((envs, 1), epsilon),
+            )
+            (again.log_prob.sum() + again.entropy.sum()).backward()
+            gradients = [p.grad for p in policy.network.parameters() if p.grad is not None]
+            assert all(g.isfinite().all() for g in gradients)
+            assert any(g.any() for g in gradients)
+            results.append((step.actions, step.log_prob, again.log_prob, again.entropy, *gradients))
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
 
     def test_value_alone_equals_the_value_of_acting(self) -> None:
         policy, obs, hidden = make_policy(), observe(3, 2), (torch.randn(3, 32), torch.randn(3, 32))
