@@ -5,7 +5,6 @@ policies are trained with, and its action takes the same way through decoding an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +35,9 @@ from esper.leyline import (
     stack_reports,
 )
 from esper.simic.training.action_execution import ActionRules
-from esper.tamiyo.features import batch_obs_to_features, stack_inputs
+from esper.tamiyo.features import batch_obs_to_features
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.inputs import Setting, stack_inputs
 from esper.tamiyo.masks import ActionMasks, blueprint_mask, build_slot_states, compute_action_masks
 from esper.tamiyo.rules import Periodic, Plateau
 from esper.tamiyo.scripted import (
@@ -56,6 +56,7 @@ from esper.tamiyo.shipped import load_policy, shipped_policies
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
+    from esper.leyline.facts import HostFacts
 
 NAMED = ("heuristic", "periodic", "plateau")
 NO_HORIZON = 2**31
@@ -199,6 +200,7 @@ def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: 
         objective=ObjectiveConfig(),
         root_seed=seed,
         max_epochs=epochs or NO_HORIZON,
+        steps_per_epoch=0,
         epochs_needed=epochs_needed(body, incubates=False),
     )
 
@@ -217,6 +219,8 @@ def observe(
     signals: TrainingSignals,
     sensors: Mapping[str, Sequence[float]],
     *,
+    facts: HostFacts,
+    learning_rate: float,
     last_op: int,
     last_success: bool,
 ) -> Seen:
@@ -226,23 +230,20 @@ def observe(
         [signals],
         table,
         {name: np.array([values]) for name, values in sensors.items()},
-        depths=body.slot_depths,
+        setting=Setting(facts, rules.blueprint_mask, rules.epochs_needed),
+        prices=[rules.objective],
+        learning_rate=[learning_rate],
         last_op=[last_op],
         last_success=[last_success],
     )
     masks = compute_action_masks(
         build_slot_states(table),
         rules.blueprint_mask,
-        epochs_left=rules.max_epochs - signals.epoch,
+        epochs_left=rules.max_epochs - signals.time.epoch,
         epochs_needed=rules.epochs_needed,
         max_seeds=rules.max_seeds,
     )
     return Seen(batch_obs_to_features(inputs), masks)
-
-
-def horizon(epochs: int | None) -> int:
-    """The tracker's horizon. An unknown one is NaN, so that every share of it is observed as unknown."""
-    return cast("int", math.nan) if epochs is None else epochs
 
 
 WAIT: list[int] = waiting(1)[0].tolist()

@@ -31,6 +31,7 @@ from esper.leyline import (
     PolicyProtocol,
     SeedStage,
     SeedStateReport,
+    TimeLeft,
     TrainingSignals,
     TransitionError,
     allowed,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from esper.grower.record import Recorder
+    from esper.leyline.facts import HostFacts
 
 METRICS = ("accuracy", "loss")
 SMALLEST = 1e-6
@@ -92,6 +94,7 @@ class Grower:
         *,
         policy: PolicyProtocol | None,
         rules: ActionRules,
+        facts: HostFacts,
         epochs: int | None,
         metric: str,
         evaluate: Callable[[], float] | None,
@@ -102,8 +105,8 @@ class Grower:
         self.model, self.body, self.policy, self.epochs = model, body, policy, epochs
         self.metric_name, self.evaluate = metric, evaluate
         self.history: list[StepResult] = []
-        self._rules, self._recorder = rules, recorder
-        self._tracker = SignalTracker(decide.horizon(epochs))
+        self._rules, self._facts, self._recorder = rules, facts, recorder
+        self._tracker = SignalTracker()
         self._sensing = Sensing(model, body.slot_config.slot_ids)
         self._optimizers = OptimizerLink(model, body)
         self._incubator = Incubator(model, body)
@@ -174,7 +177,7 @@ class Grower:
             indices,
             self.body.reports(),
             rules,
-            epoch=signals.epoch,
+            epoch=signals.time.epoch,
             val_loss=0.0,
             val_accuracy=accuracy,
         )
@@ -200,6 +203,7 @@ class Grower:
         )
         self.history.append(result)
         self._sensing.next_epoch()
+        self._optimizers.next_epoch()
         self._incubator.next_epoch()
         if self._recorder is not None:
             named = [replace(record, slot_id=self._name(record.slot_id)) for record in records]
@@ -275,12 +279,22 @@ class Grower:
             known = now.loss
         loss = -math.log(max(accuracy / 100.0, SMALLEST)) if known is None else known
         signals = self._tracker.update(
-            self.epoch + 1, train_loss=math.nan, train_accuracy=math.nan, val_loss=loss, val_accuracy=accuracy
+            self._time_left(),
+            train_loss=math.nan,
+            train_accuracy=math.nan,
+            val_loss=loss,
+            val_accuracy=accuracy,
         )
         if known is None:
             unknown = (math.nan,) * len(signals.loss_history)
             signals = replace(signals, val_loss=math.nan, loss_history=unknown)
         return signals
+
+    def _time_left(self) -> TimeLeft:
+        """At the end of this epoch; unknown numbers are NaN. Each epoch is taken to have as many steps as
+        this one."""
+        horizon = math.nan if self.epochs is None else self.epochs
+        return TimeLeft.of_epochs(self.epoch + 1, horizon, self._optimizers.steps_of_epoch or math.nan)
 
     def _decide(
         self, rules: ActionRules, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
@@ -294,6 +308,8 @@ class Grower:
             rules,
             signals,
             sensors,
+            facts=self._facts,
+            learning_rate=self._optimizers.learning_rate(),
             last_op=self._last_op,
             last_success=self._last_success,
         )

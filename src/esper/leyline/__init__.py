@@ -82,6 +82,7 @@ from esper.leyline.reports import (
     ReportArray,
     SeedMetrics,
     SeedStateReport,
+    TimeLeft,
     TrainingSignals,
     stack_reports,
 )
@@ -197,6 +198,7 @@ __all__ = [
     "TelemetryEvent",
     "TelemetryEventType",
     "TempoAction",
+    "TimeLeft",
     "Topology",
     "TrainingSignals",
     "Transition",

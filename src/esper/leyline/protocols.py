@@ -33,11 +33,12 @@ class GovernorReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyObservation:
-    """Input of a policy, batched over envs. E envs, S slots."""
+    """Input of a policy, batched over envs. E envs, S slots, B registered blueprints."""
 
     base: Tensor  # [E, Db]
     slots: Tensor  # [E, S, Ds]
-    blueprints: Tensor  # [E, S] int64, −1 where the slot is empty
+    quotes: Tensor  # [E, S, B, Dq], what each blueprint would cost and do in each slot; zeros: not offered
+    blueprints: Tensor  # [E, S] int64, −1 where the slot is empty; for scripted policies, not for networks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ActionMasks:
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]
-    blueprint: Tensor  # [E, 15]
+    blueprint: Tensor  # [E, B]
     style: Tensor  # [E, 4]
     tempo: Tensor  # [E, 4]
     alpha_target: Tensor  # [E, 3]

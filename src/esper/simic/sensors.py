@@ -26,7 +26,9 @@ from torch.nn.grad import conv2d_weight
 from esper.kasmina.layers import Layout
 from esper.leyline import SlotConfig
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tamiyo.features import BASE, SENSORS, SLOT, Feature, Normaliser, sensor_feature
+from esper.tamiyo.columns import Feature, Normaliser
+from esper.tamiyo.features import BASE, QUOTE, SLOT, sensor_feature
+from esper.tamiyo.inputs import SENSORS
 
 KERNEL = 3
 CENTRE = KERNEL * KERNEL // 2
@@ -58,7 +60,7 @@ def register_sensor(name: str, function: SensorFunction, *, meaning: str, normal
     finite. `meaning` is one line of documentation."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise EsperError(f"sensor name {name!r}; allowed: lower-case letters, digits and _")
-    if name in _REGISTERED or name in {feature.name for feature in (*BASE, *SLOT)}:
+    if name in _REGISTERED or name in {feature.name for feature in (*BASE, *SLOT, *QUOTE)} | {*SENSORS}:
         raise EsperError(f"sensor {name!r} is already registered or a built-in feature; choose another name")
     if not callable(function):
         raise EsperError(f"sensor {name!r}: function is {function!r}, must be callable")

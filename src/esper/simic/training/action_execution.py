@@ -33,6 +33,7 @@ from esper.leyline import (
     SlotConfig,
     TelemetryEvent,
     TelemetryEventType,
+    TimeLeft,
     TrainingSignals,
     objective,
     stack_reports,
@@ -61,12 +62,17 @@ class ActionRules:
     objective: ObjectiveConfig
     root_seed: int
     max_epochs: int
+    steps_per_epoch: int
     epochs_needed: tuple[int, ...]
     """By tempo: epochs from a germination to the decision that makes the seed permanent."""
     max_seeds: int = 0
     reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
     """Components of the penalty for a rollback, by env index. None charges the objective's price alone."""
+
+    def time_left(self, epoch: int) -> TimeLeft:
+        """After this many epochs."""
+        return TimeLeft.of_epochs(epoch, self.max_epochs, self.steps_per_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +418,7 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
         states = build_slot_states(stack_reports([reports], rules.slot_config))
         result.post_action_signals.append(
             env.signal_tracker.peek(
-                context.epoch + 1,
+                rules.time_left(context.epoch + 1),
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,

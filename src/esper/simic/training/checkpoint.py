@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from esper.tamiyo.policy import RecurrentPolicy
 
 KIND = "run"
-VERSION = 3
+VERSION = 4
 """Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy. Seeds of
 version 2 have a target of their first alpha ramp."""
 BEST = "best.safetensors"
@@ -402,7 +402,7 @@ def _check_version(path: Path, meta: Mapping[str, Any]) -> None:
     if isinstance(version, int) and version < VERSION:
         raise CheckpointError(
             f"{path}: version is {version}, written by an older Esper; this one resumes version {VERSION}. "
-            "Start the run anew, or resume it with the Esper that wrote it; its policy can still be loaded"
+            "Start the run anew, or resume it with the Esper that wrote it"
         )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
+from esper.kasmina.facts import host_facts
+from esper.kasmina.hosts import build_host
+from esper.kasmina.model import MorphogeneticModel
 from esper.leyline import (
+    BLUEPRINT_IDS,
     TEMPO_EPOCHS,
     BlueprintAction,
     LifecycleOp,
@@ -23,11 +27,13 @@ from esper.simic.sensors import Sensor
 from esper.simic.telemetry.emitters import apply_slot_telemetry, emit_with_env_context
 from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.tamiyo.inputs import Setting
 from esper.tamiyo.masks import blueprint_mask
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
 
 if TYPE_CHECKING:
+    from esper.leyline.facts import HostFacts
     from esper.nissa import TelemetryHub
     from esper.runtime.tasks import TaskSpec
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -74,8 +80,11 @@ def create_env_group(
         scaler=scaler,
         extra_sensors=extra_sensors,
     )
+    setting = task_setting(task)
     group.envs = [
-        create_env_state(group, row, env_id, task, world=env_id // twins, governor=governor, hub=hub)
+        create_env_state(
+            group, row, env_id, task, setting=setting, world=env_id // twins, governor=governor, hub=hub
+        )
         for row, env_id in enumerate(env_ids)
     ]
     reset_group(group, task, root_seed=root_seed, first_episode=0)
@@ -88,6 +97,7 @@ def create_env_state(
     env_idx: int,
     task: TaskSpec,
     *,
+    setting: Setting,
     world: int,
     governor: GovernorConfig | None = None,
     hub: TelemetryHub | None = None,
@@ -107,7 +117,9 @@ def create_env_state(
         governor=TolariaGovernor(
             GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss
         ),
-        signal_tracker=SignalTracker(task.episode_length),
+        signal_tracker=SignalTracker(),
+        setting=setting,
+        prices=task.objective,
         telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device),
     )
 
@@ -132,6 +144,9 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
         {**group.scaler.state_dict(), "scale": FIRST_LOSS_SCALE, "_growth_tracker": 0}
     )
     group.base_lr = (group.optimizer.host_lr.clone(), group.optimizer.seed_lr.clone())
+    rates = group.base_lr[0].tolist()
+    for env in group.envs:
+        env.base_learning_rate = env.learning_rate = rates[env.row]
     group.zero_accumulators()
 
 
@@ -157,9 +172,33 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         objective=task.objective,
         root_seed=root_seed,
         max_epochs=task.episode_length,
-        epochs_needed=tuple(
-            task.pacing.epochs_to_permanence(epochs, strict=not task.gates.permissive)
-            for epochs in TEMPO_EPOCHS
-        ),
+        steps_per_epoch=task.steps_per_epoch,
+        epochs_needed=epochs_needed(task),
         max_seeds=max_seeds,
     )
+
+
+def epochs_needed(task: TaskSpec) -> tuple[int, ...]:
+    """By tempo: epochs from a germination to the decision that makes the seed permanent."""
+    strict = not task.gates.permissive
+    return tuple(task.pacing.epochs_to_permanence(epochs, strict=strict) for epochs in TEMPO_EPOCHS)
+
+
+def task_setting(task: TaskSpec) -> Setting:
+    """What policies see of a task."""
+    answers = task.val_size * max(task.block, 1)
+    facts = _facts(tuple(sorted(task.host.items())), task.slots, task.num_classes, answers, BLUEPRINT_IDS)
+    return Setting(facts, blueprint_mask(task.blueprints), epochs_needed(task))
+
+
+@cache
+def _facts(
+    host: tuple[tuple[str, Any], ...],
+    slots: tuple[str, ...],
+    classes: int,
+    val_samples: int,
+    blueprints: tuple[str, ...],  # noqa: ARG001  a newly registered one changes the facts
+) -> HostFacts:
+    """Measuring takes seconds, and all networks of one architecture share the result."""
+    model = MorphogeneticModel(build_host(dict(host)), slots)
+    return host_facts(model, classes=classes, val_samples=val_samples)

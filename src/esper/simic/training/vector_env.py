@@ -139,9 +139,10 @@ class VectorEnv:
         """Check the losses, and collect signals, reports, sensors and masks."""
         checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in self.envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
+        time = self.rules.time_left(epoch)
         signals = [
             env.signal_tracker.update(
-                epoch,
+                time,
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,

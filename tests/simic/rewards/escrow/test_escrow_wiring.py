@@ -24,12 +24,13 @@ from esper.leyline import (
     RewardFamily,
     RewardMode,
     SeedStage,
+    head_sizes,
 )
 from esper.simic.agent.rollout_buffer import RolloutBuffer
 from esper.simic.contracts import RewardInputs
 from esper.simic.rewards import RewardComponentsTelemetry, RewardEngine
 
-GAMMA, ENVS, EPOCHS = 0.97, 8, 18
+GAMMA, ENVS, EPOCHS, BLUEPRINTS = 0.97, 8, 18, head_sizes(1)[1]
 PRICES = ObjectiveConfig(size_price=0.1, waste_price=0.02, rollback_price=0.15)
 Choice = tuple[RewardFamily, RewardMode]
 SPARSE, SHAPED, ESCROW = (
@@ -101,7 +102,9 @@ class Episode:
         self.env = make_env(task, ENVS, root_seed=seed)
         self.main, self.engines = main, {choice: make_engine(choice) for choice in ALL}
         self.env.rules = replace(self.env.rules, reward=self.reward, rollback_reward=self.rollback)
-        self.buffer = RolloutBuffer(ENVS, EPOCHS, 3, base_dim=1, slot_dim=1, hidden=1)
+        self.buffer = RolloutBuffer(
+            ENVS, EPOCHS, 3, num_blueprints=BLUEPRINTS, base_dim=1, slot_dim=1, quote_dim=1, hidden=1
+        )
         self.buffer.begin(self.buffer.hidden)
         self.rows: dict[Choice, list[list[dict[str, float]]]] = {
             choice: [[] for _ in range(ENVS)] for choice in ALL
@@ -158,7 +161,12 @@ class Episode:
         for env, amount in result.penalties:
             self.charged.append((env, self.buffer.length, self.buffer.add_penalty(env, amount)))
         zero, rewards = torch.zeros(ENVS), torch.tensor(result.rewards)
-        obs = PolicyObservation(zero[:, None], torch.zeros(ENVS, 3, 1), torch.full((ENVS, 3), -1))
+        obs = PolicyObservation(
+            zero[:, None],
+            torch.zeros(ENVS, 3, 1),
+            torch.zeros(ENVS, 3, BLUEPRINTS, 1),
+            torch.full((ENVS, 3), -1),
+        )
         taken = PolicyStep(
             actions=torch.tensor([IRRELEVANT_VALUES] * ENVS),
             head_log_probs=torch.zeros(ENVS, 8),
