@@ -12,7 +12,6 @@ import torch
 
 from env_helpers import make_env, small_task
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     ActionMasks,
     BlueprintError,
     EsperError,
@@ -20,6 +19,7 @@ from esper.leyline import (
     LifecycleOp,
     PolicyObservation,
     TempoAction,
+    blueprint_index,
 )
 from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
 from esper.tamiyo.heuristic import BASE_COLUMN, NORMALISERS, SLOT_COLUMN, Heuristic, HeuristicConfig
@@ -41,7 +41,7 @@ CONFIG = HeuristicConfig(
     fail_drop=2.0,
     min_contribution=0.5,
 )
-LIGHT, DEPTHWISE = (BLUEPRINT_ID_TO_INDEX[name] for name in CONFIG.blueprints)
+LIGHT, DEPTHWISE = (blueprint_index(name) for name in CONFIG.blueprints)
 BADLY_OFF = {"progress": 0.4}
 """A network in which seeds may be planted."""
 

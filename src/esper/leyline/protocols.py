@@ -42,11 +42,11 @@ class PolicyObservation:
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """Legal values of each head. True means allowed."""
+    """Legal values of each head. True means allowed. B registered blueprints."""
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]
-    blueprint: Tensor  # [E, 15]
+    blueprint: Tensor  # [E, B]
     style: Tensor  # [E, 4]
     tempo: Tensor  # [E, 4]
     alpha_target: Tensor  # [E, 3]

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
-    BLUEPRINT_IDS,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -29,6 +27,8 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     TempoAction,
+    blueprint_id,
+    blueprint_index,
     check_numbers,
 )
 from esper.tamiyo.features import BASE, SLOT, first_columns
@@ -134,7 +134,7 @@ class Heuristic(ScriptedPolicy):
             names = [
                 n
                 for n in self.config.blueprints
-                if offered[env, BLUEPRINT_ID_TO_INDEX[n]] and n not in self._pruned[env]
+                if offered[env, blueprint_index(n)] and n not in self._pruned[env]
             ]
             if slot >= 0 and names:
                 tap_ratio = math.exp(float(_raw(slots[env, slot], "tap_ratio")))
@@ -144,14 +144,14 @@ class Heuristic(ScriptedPolicy):
                     STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD),
                     TEMPO_HEAD: int(self.config.tempo),
                     SLOT_HEAD: slot,
-                    BLUEPRINT_HEAD: BLUEPRINT_ID_TO_INDEX[name],
+                    BLUEPRINT_HEAD: blueprint_index(name),
                     OP_HEAD: OP_GERMINATE,
                 }
                 actions[env, list(heads)] = torch.tensor(list(heads.values()))
             elif (choice := self._tend(slots[env], legal[env])) is not None:
                 slot, op = choice
                 if op == OP_PRUNE:
-                    self._pruned[env].add(BLUEPRINT_IDS[int(blueprints[env, slot])])
+                    self._pruned[env].add(blueprint_id(int(blueprints[env, slot])))
                 actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([slot, op])
         return as_step(actions)
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import (
-    HEAD_ENUMS,
     HEAD_NAMES,
     RELEVANCE,
-    BlueprintAction,
     LifecycleOp,
     PolicyObservation,
     ShapeError,
+    blueprint_ids,
+    head_sizes,
 )
 
 Hidden = tuple[Tensor, Tensor]
@@ -52,13 +52,14 @@ class ParameterBlock(NamedTuple):
     choices: int
 
 
-PARAMETER_BLOCKS = tuple(
-    ParameterBlock(op, head, len(enum))
-    for head, enum in enumerate(HEAD_ENUMS)
-    for op in range(NUM_OPS)
-    if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head]
-)
-"""In the order of their logits: every op has its own logits for every parameter that it uses."""
+def parameter_blocks() -> tuple[ParameterBlock, ...]:
+    """In the order of their logits: every op has its own logits for every parameter that it uses."""
+    return tuple(
+        ParameterBlock(op, head, size)
+        for head, size in enumerate(head_sizes(1))
+        for op in range(NUM_OPS)
+        if HEAD_NAMES[head] not in ("slot", "op") and RELEVANCE[op][head]
+    )
 
 
 class Features(NamedTuple):
@@ -103,7 +104,7 @@ class TamiyoNetwork(nn.Module):
         sizes = (base_dim, slot_dim, hidden, slot_hidden, blueprint_dim, memory_horizon)
         self.architecture: dict[str, int] = dict(zip(ARCHITECTURE, sizes, strict=True))
         small = 0.01  # near-uniform policy at birth
-        self.blueprint_embedding = nn.Embedding(len(BlueprintAction) + 1, blueprint_dim)
+        self.blueprint_embedding = nn.Embedding(len(blueprint_ids()) + 1, blueprint_dim)
         nn.init.normal_(self.blueprint_embedding.weight, std=0.3)
         self.slot_encoder = nn.Sequential(
             _linear(slot_dim + blueprint_dim, slot_hidden),
@@ -127,7 +128,8 @@ class TamiyoNetwork(nn.Module):
         self.slot_score = _linear(slot_hidden, NUM_OPS, small)
         self.parameter_key = _linear(slot_hidden, hidden)
         self.parameter_query = _linear(hidden, hidden, bias=False)
-        self.parameter_out = _linear(hidden, sum(block.choices for block in PARAMETER_BLOCKS), small)
+        self.blocks = parameter_blocks()
+        self.parameter_out = _linear(hidden, sum(block.choices for block in self.blocks), small)
         self.value_tower = nn.Sequential(
             _linear(hidden, hidden), nn.ReLU(), _linear(hidden, hidden // 2), nn.ReLU()
         )
@@ -182,7 +184,7 @@ class TamiyoNetwork(nn.Module):
                 )
         with self._precision():
             blueprint = self.blueprint_embedding(
-                torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints)
+                torch.where(obs.blueprints < 0, self.blueprint_embedding.num_embeddings - 1, obs.blueprints)
             )
             slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, blueprint], dim=-1))
             x = self.trunk(
@@ -225,7 +227,7 @@ class TamiyoNetwork(nn.Module):
             return self.slot_score(joint).float().transpose(-1, -2)
 
     def parameter_logits(self, context: Tensor, slot: Tensor) -> Tensor:
-        """[…, logits] for a slot's encoding […, G] in its context […, H]; PARAMETER_BLOCKS says whose logit
+        """[…, logits] for a slot's encoding […, G] in its context […, H]; `blocks` says whose logit
         is where."""
         with self._precision():
             return self.parameter_out(

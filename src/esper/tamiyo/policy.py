@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from hashlib import blake2b
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -43,10 +44,9 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     ShapeError,
-    head_sizes,
     stream_seed,
 )
-from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
+from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, Features, Hidden, ParameterBlock, TamiyoNetwork
 
 VERSION = 1
 """Of the policy file."""
@@ -62,7 +62,6 @@ envs; multiples of 8 suffice)."""
 _Batch = TypeVar("_Batch", PolicyObservation, ActionMasks)
 _RELEVANCE = torch.tensor(RELEVANCE)
 _NUM_PARAMETERS = OP - SLOT - 1
-_BLOCK_SIZES = [block.choices for block in PARAMETER_BLOCKS]
 
 
 class _Layout(NamedTuple):
@@ -80,22 +79,23 @@ class _Layout(NamedTuple):
     beyond: Tensor  # [heads, widest], True where a head has fewer choices than that
 
     @classmethod
-    def build(cls) -> _Layout:
-        sizes = head_sizes(1)[SLOT + 1 : OP]
+    @cache
+    def build(cls, blocks: tuple[ParameterBlock, ...]) -> _Layout:
+        sizes = list({block.head: block.choices for block in blocks}.values())
         mask_start = [sum(sizes[:h]) for h in range(_NUM_PARAMETERS)]
         start = torch.zeros(NUM_OPS, _NUM_PARAMETERS, dtype=torch.int64)
         mask_index: list[int] = []
-        for block in PARAMETER_BLOCKS:
+        for block in blocks:
             head = block.head - SLOT - 1
             start[block.op, head] = len(mask_index)
             mask_index += range(mask_start[head], mask_start[head] + block.choices)
-        block_index = torch.arange(len(PARAMETER_BLOCKS)).repeat_interleave(torch.tensor(_BLOCK_SIZES))
-        heads = torch.tensor([block.head - SLOT - 1 for block in PARAMETER_BLOCKS])
+        block_index = torch.arange(len(blocks)).repeat_interleave(torch.tensor([b.choices for b in blocks]))
+        heads = torch.tensor([block.head - SLOT - 1 for block in blocks])
         return cls(
             torch.tensor(mask_index),
             block_index,
             one_hot(block_index).float(),
-            torch.tensor([block.op for block in PARAMETER_BLOCKS]),
+            torch.tensor([block.op for block in blocks]),
             one_hot(heads).float(),
             start,
             torch.arange(max(sizes)) >= torch.tensor(sizes)[:, None],
@@ -103,9 +103,6 @@ class _Layout(NamedTuple):
 
     def to(self, device: torch.device) -> _Layout:
         return _Layout(*(t.to(device) for t in self))
-
-
-_LAYOUT = _Layout.build()
 
 
 class EmptyMaskError(EsperError):
@@ -201,7 +198,8 @@ class ActionDistribution:
     def __init__(
         self, network: TamiyoNetwork, features: Features, masks: ActionMasks, epsilon: Tensor
     ) -> None:
-        self._network, self._features, self._layout = network, features, _LAYOUT.to(epsilon.device)
+        self._network, self._features = network, features
+        self._layout = _Layout.build(network.blocks).to(epsilon.device)
         self._epsilon = epsilon.unsqueeze(-1)
         self.op_log_probs = mixture_log_probs(
             network.op_logits(features), masks.op, self._epsilon
@@ -223,9 +221,8 @@ class ActionDistribution:
         """[..., entries]: log-probs of every parameter under every op that uses it, at the slot with this
         encoding."""
         logits = self._network.parameter_logits(context, slot).masked_fill(~mask, -torch.inf)
-        log_softmax = torch.cat(
-            [block.log_softmax(-1) for block in logits.split(_BLOCK_SIZES, dim=-1)], dim=-1
-        )
+        sizes = [block.choices for block in self._network.blocks]
+        log_softmax = torch.cat([block.log_softmax(-1) for block in logits.split(sizes, dim=-1)], dim=-1)
         return _mix(log_softmax, count.clamp(min=1), mask, epsilon)
 
     def _parameters_at(self, slot: Tensor) -> Tensor:
@@ -534,7 +531,7 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
 
 def action_contract() -> str:
     """A hash of the heads, their members, what the members stand for and the relevance table: equal hashes
-    mean that stored actions mean the same."""
+    mean that stored actions mean the same. Blueprints are open, so their names are no part of it."""
     members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
     meanings = {
         "tempo_epochs": TEMPO_EPOCHS,

@@ -12,11 +12,11 @@ import torch
 from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
 from esper.leyline import (
     TEMPO_EPOCHS,
-    BlueprintAction,
     LifecycleOp,
     PopulationError,
     SlotConfig,
     TelemetryEvent,
+    blueprint_index,
     stream_seed,
 )
 from esper.simic.sensors import Sensor
@@ -149,7 +149,7 @@ def configure_slot_telemetry(
 
 def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
     """The rules of a run without a reward; a trainer adds its own with `dataclasses.replace`."""
-    offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
+    offered = frozenset(blueprint_index(name) for name in task.blueprints)
     return ActionRules(
         slot_config=SlotConfig.from_ids(task.slots),
         blueprints=offered,
