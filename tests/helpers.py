@@ -23,12 +23,11 @@ from esper.kasmina import (
     RowSnapshot,
     all_coalitions,
     blended_slots,
+    blueprint_names,
     snapshot_row,
 )
 from esper.kasmina.hosts import Host
 from esper.leyline import (
-    BLUEPRINTS_BY_TOPOLOGY,
-    BlueprintAction,
     GateConfig,
     OpResult,
     Pacing,
@@ -72,9 +71,9 @@ def make(
 
 
 def blueprints(topology: str) -> list[str]:
-    """All seeds that do something, in a stable order."""
-    topology = "cnn" if topology == "line" else topology
-    return sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology] if b is not BlueprintAction.NOOP)
+    """All seeds that do something, in a stable order; `conv_1d` grows on lines only."""
+    idle = {"noop"} if topology == "line" else {"noop", "conv_1d"}
+    return sorted({*blueprint_names("cnn" if topology == "line" else topology)} - idle)
 
 
 # -- data ----------------------------------------------------------------------------------------------------

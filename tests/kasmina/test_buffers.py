@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 
 from esper.kasmina import NetworkRow, OptimizerConfig, PopulationOptimizer
-from esper.kasmina.blueprints import CATALOGUE, ImageSeed, register
+from esper.kasmina.blueprints import FACTORIES, ImageSeed, register_blueprint
 from esper.kasmina.layers import BatchNorm2d, Conv2d
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
 from helpers import bring, distance, fuse, make, network_batch, row_tensors, train_step
 
 SLOT, ROW, STEPS = "r0c0", 5, 5
 NAME = "lora"
-"""A name that actions know and no image blueprint has."""
+"""A name that exists and that no image blueprint has."""
 NEIGHBOURS = {"alone": (), "some": (2, 9, 14), "everyone": tuple(row for row in range(16) if row != ROW)}
 
 
 @pytest.fixture(autouse=True)
 def batch_norm_seed() -> Iterator[None]:
-    @register(NAME, "cnn")
+    @register_blueprint(NAME, "cnn")
     class BatchNormSeed(ImageSeed):
         def __init__(self, population: int, channels: int) -> None:
             super().__init__(population, channels)
@@ -34,7 +34,7 @@ def batch_norm_seed() -> Iterator[None]:
             return F.relu(self.norm(self.conv(x, lanes), lanes))
 
     yield
-    del CATALOGUE["cnn", NAME]
+    del FACTORIES["cnn", NAME]
 
 
 def grown(population: int, rows: dict[int, int], stage: SeedStage, incubation: Incubation):

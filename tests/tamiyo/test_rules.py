@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -16,6 +15,8 @@ from esper.leyline import (
     EsperError,
     PolicyObservation,
     TempoAction,
+    blueprint_id,
+    blueprint_ids,
 )
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import BASE, BASE_DIM, QUOTE_DIM, SLOT, SLOT_DIM
@@ -31,7 +32,7 @@ def observed(progress: float = 0.0, plateau: int = 0, epoch: int = 1) -> PolicyO
     base[0, COLUMN["progress"]], base[0, COLUMN["plateau_so_far"]] = progress, plateau / epoch
     slots = torch.zeros(1, 3, SLOT_DIM)
     slots[0, :, first_columns(SLOT)["depth"]] = torch.tensor([0.0, 1.0, 0.5])
-    quotes = torch.zeros(1, 3, len(BLUEPRINT_IDS), QUOTE_DIM)
+    quotes = torch.zeros(1, 3, len(blueprint_ids()), QUOTE_DIM)
     return PolicyObservation(base, slots, quotes, torch.full((1, 3), -1))
 
 
@@ -71,7 +72,7 @@ def test_periodic_waits_where_the_horizon_is_unknown() -> None:
 def test_the_last_free_slot_and_the_first_offered_blueprint_are_taken() -> None:
     action = acts(Periodic(1), observed(0.5))
     assert action[SLOT_HEAD] == 1
-    assert BLUEPRINT_IDS[action[BLUEPRINT_HEAD]] == "depthwise"
+    assert blueprint_id(action[BLUEPRINT_HEAD]) == "depthwise"
 
 
 def test_plateau_waits_for_patience_before_and_after_each_seed() -> None:

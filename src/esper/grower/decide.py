@@ -17,10 +17,7 @@ from torch import Tensor
 from esper.grower.body import Body
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
-    BLUEPRINT_IDS,
     TEMPO_EPOCHS,
-    BlueprintAction,
     BlueprintError,
     EsperError,
     GerminationStyle,
@@ -32,6 +29,8 @@ from esper.leyline import (
     TempoAction,
     TrainingSignals,
     allowed,
+    blueprint_id,
+    blueprint_index,
     stack_reports,
 )
 from esper.simic.training.action_execution import ActionRules
@@ -114,11 +113,11 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
         )
     action[SLOT_HEAD], action[OP_HEAD] = slot, int(op)
     if op is LifecycleOp.GERMINATE:
-        index = BLUEPRINT_ID_TO_INDEX.get(str(decision.blueprint))
-        if index is None or not masks.blueprint[0, index]:
-            offered = [BLUEPRINT_IDS[i] for i in masks.blueprint[0].nonzero().flatten().tolist()]
+        offered = [blueprint_id(i) for i in masks.blueprint[0].nonzero().flatten().tolist()]
+        if decision.blueprint not in offered:
             raise BlueprintError(f"decision: blueprint is {decision.blueprint!r}; {allowed(offered)}")
-        action[BLUEPRINT_HEAD], action[TEMPO_HEAD] = index, int(TempoAction.INSTANT)
+        action[BLUEPRINT_HEAD] = blueprint_index(decision.blueprint)
+        action[TEMPO_HEAD] = int(TempoAction.INSTANT)
         action[STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)
     return action
 
@@ -164,19 +163,35 @@ def offered_blueprints(body: Body, names: Sequence[str] | None) -> tuple[str, ..
 
     By default all that act on each token alone, or on images. Those that mix tokens are causal: in a model
     that is not, they would see half of each sequence, so they have to be asked for."""
-    topologies = {slot.place.topology for slot in body}
-    known = set.intersection(*(set(blueprint_names(t)) for t in topologies)) - {"noop"}
     if names is None:
-        chosen = sorted(known if topologies == {"cnn"} else known & set(blueprint_names("mlp")))
-    else:
-        chosen = list(names)
-    for name in chosen:
-        if name not in known:
-            raise BlueprintError(f"blueprint {name!r} cannot grow in these slots; {allowed(sorted(known))}")
-        for slot in body:
-            with torch.device("meta"):
-                slot.build_bank(name, 1)  # some need a number of channels that divides well
-    return tuple(chosen)
+        images = {slot.place.topology for slot in body} == {"cnn"}
+        return tuple(name for name in growable_names(body) if images or name in blueprint_names("mlp"))
+    for name in names:
+        if any(name not in blueprint_names(slot.place.topology) or name == "noop" for slot in body):
+            raise BlueprintError(
+                f"blueprint {name!r} cannot grow in these slots; {allowed(growable_names(body))}"
+            )
+        refusal = _refusal(body, name)
+        if refusal is not None:
+            raise refusal
+    return tuple(names)
+
+
+def _refusal(body: Body, name: str) -> BlueprintError | None:
+    """Why a blueprint cannot grow in some slot: it may need other channels, or images of height 1."""
+    try:
+        with torch.device("meta"):
+            for slot in body:
+                slot.build_bank(name, 1)
+    except BlueprintError as error:
+        return error
+    return None
+
+
+def growable_names(body: Body) -> list[str]:
+    """Blueprints that can be planted in every slot."""
+    known = set.intersection(*(set(blueprint_names(slot.place.topology)) for slot in body)) - {"noop"}
+    return sorted(name for name in known if _refusal(body, name) is None)
 
 
 def epochs_needed(body: Body, *, incubates: bool) -> tuple[int, ...]:
@@ -195,7 +210,7 @@ def planting_epochs(tempo_epochs: int, *, incubates: bool) -> int:
 def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: int) -> ActionRules:
     return ActionRules(
         slot_config=body.slot_config,
-        blueprints=frozenset(BlueprintAction[name.upper()] for name in blueprints),
+        blueprints=frozenset(blueprint_index(name) for name in blueprints),
         blueprint_mask=blueprint_mask(blueprints),
         objective=ObjectiveConfig(),
         root_seed=seed,
@@ -255,8 +270,3 @@ class Decided:
 
     op_probs: list[float]
     legal: list[bool]
-
-
-def offered_names(body: Body) -> set[str]:
-    """Blueprints that can be planted by hand."""
-    return set.intersection(*(set(blueprint_names(slot.place.topology)) for slot in body)) - {"noop"}

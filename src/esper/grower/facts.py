@@ -8,17 +8,17 @@ import numpy as np
 import torch
 
 from esper.grower.body import Body
-from esper.leyline import BLUEPRINT_IDS, EsperError
+from esper.leyline import EsperError, blueprint_ids
 from esper.leyline.facts import TRAITS, HostFacts
 
 
 def attached_facts(body: Body, *, classes: int | None) -> HostFacts:
     slots = list(body)
-    shape = (len(slots), len(BLUEPRINT_IDS))
+    shape = (len(slots), len(blueprint_ids()))
     params = np.full(shape, np.nan)
     traits = np.full((*shape, len(TRAITS)), np.nan)
     for s, slot in enumerate(slots):
-        for b, name in enumerate(BLUEPRINT_IDS):
+        for b, name in enumerate(blueprint_ids()):
             if b == 0:
                 continue
             try:

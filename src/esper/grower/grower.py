@@ -22,6 +22,7 @@ from esper.grower.incubation import Incubator
 from esper.grower.optimizers import Group, OptimizerLink
 from esper.grower.places import undisturbed
 from esper.grower.sensing import Measured, Sensing
+from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
     LIVE_STAGES,
     EsperError,
@@ -334,12 +335,13 @@ class Grower:
         """Plant a seed now. The model's output does not change. By default it is grafted: it trains with the
         model from the next batch on. `tempo_epochs` above 0 lets it incubate first, which needs
         `grower.loss`; `algorithm` chooses how it is blended in."""
-        offered = sorted({*decide.offered_names(self.body)})
-        if blueprint not in offered:
-            raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(offered)}")
+        slot_id = self.body.slot_id(slot)
+        if blueprint == "noop" or blueprint not in blueprint_names(self.body.slot(slot_id).topology):
+            names = decide.growable_names(self.body)
+            raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(names)}")
         options = {"tempo_epochs": 0, "init_seed": self._newborn_seed(), **options}
         with _growing():
-            self._done(self.body.germinate(self.body.slot_id(slot), blueprint, **options))
+            self._done(self.body.germinate(slot_id, blueprint, **options))
 
     def prune(self, slot: str) -> None:
         """Remove a seed now. Its slot rests for an epoch before it can grow again."""

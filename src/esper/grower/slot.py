@@ -48,7 +48,7 @@ class Slot(SeedSlot):
         self, place: Place, index: int, *, gates: GateConfig, pacing: Pacing, measures: bool
     ) -> None:
         """`measures`: contributions are measured. Without, a seed may become permanent unmeasured."""
-        spec = InjectionSpec(format_slot_id(0, index), place.channels)
+        spec = InjectionSpec(format_slot_id(0, index), place.channels, line=place.shape == "BCL")
         super().__init__(spec, place.topology, 1, gates=gates, pacing=pacing)
         self.place, self.measures = place, measures
         self.sensing: Sensing | None = None

@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "esper.kasmina.alpha": ("AlphaController", "curve_value"),
-        "esper.kasmina.blueprints": ("blueprint_names", "build_blueprint"),
+        "esper.kasmina.blueprints": ("Blueprint", "blueprint_names", "build_blueprint", "register_blueprint"),
         "esper.kasmina.coalitions": (
             "all_coalitions",
             "blended_slots",

@@ -7,7 +7,7 @@ import torch
 
 from esper.kasmina.flops import FlopMeter
 from esper.kasmina.model import MorphogeneticModel
-from esper.leyline import BLUEPRINT_IDS, EsperError
+from esper.leyline import EsperError, blueprint_ids
 from esper.leyline.facts import TRAITS, HostFacts
 
 _KNOWN = {"conv_light": (1, 1, 0), "depthwise": (1, 0, 0), "conv_small": (1, 1, 0), "norm": (0, 0, 0)}
@@ -16,11 +16,11 @@ _KNOWN = {"conv_light": (1, 1, 0), "depthwise": (1, 0, 0), "conv_small": (1, 1, 
 def host_facts(model: MorphogeneticModel, *, classes: int | None, val_samples: int | None) -> HostFacts:
     meter = FlopMeter(model)
     slots = model.slot_config.slot_ids
-    shape = (len(slots), len(BLUEPRINT_IDS))
+    shape = (len(slots), len(blueprint_ids()))
     params, flops = np.full(shape, np.nan), np.full(shape, np.nan)
     traits = np.full((*shape, len(TRAITS)), np.nan)
     for s, slot_id in enumerate(slots):
-        for b, name in enumerate(BLUEPRINT_IDS):
+        for b, name in enumerate(blueprint_ids()):
             if b == 0:
                 continue
             try:

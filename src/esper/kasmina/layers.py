@@ -108,7 +108,7 @@ def _sum_pixels(x: Tensor, batch: int) -> Tensor:
     return F.avg_pool2d(sums.permute(2, 1, 0, 3), (len(sums), 1), divisor_override=1)
 
 
-def _settled(x: Tensor, memory: torch.memory_format) -> Tensor:
+def settled(x: Tensor, memory: torch.memory_format) -> Tensor:
     """`x`, its gradient in this memory order."""
     return _SettledGradient.apply(x, memory) if x.requires_grad else x
 
@@ -139,7 +139,7 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         out = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
     # The bias' gradient is a sum, which runs in memory order.
-    return _settled(out, torch.contiguous_format)[:, :samples, :outputs]
+    return settled(out, torch.contiguous_format)[:, :samples, :outputs]
 
 
 class PopulationLayer(nn.Module):
@@ -546,7 +546,7 @@ class Layout:
     def settle(self, x: Tensor) -> Tensor:
         """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a
         lane's must not depend on whether it was moved."""
-        return _settled(x, torch.channels_last) if self.image else x
+        return settled(x, torch.channels_last) if self.image else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
         """One value per lane, shaped to broadcast over its activations."""

@@ -18,7 +18,6 @@ from esper.kasmina.gates import check_gate
 from esper.kasmina.layers import seed_row
 from esper.kasmina.seed import GATE_BANK, Seed
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     CLOCK,
     GRAFT,
     TRANSITIONS,
@@ -45,6 +44,7 @@ from esper.leyline import (
     TransitionError,
     Veto,
     allowed,
+    blueprint_index,
     legal_ops,
 )
 
@@ -240,7 +240,7 @@ class SeedSlot(nn.Module):
             slot_id=self.slot_id,
             seed_id=seed.seed_id,
             blueprint_id=seed.blueprint_id,
-            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id],
+            blueprint_index=blueprint_index(seed.blueprint_id),
             stage=seed.stage,
             alpha=seed.alpha.alpha,
             alpha_target=seed.alpha.target,

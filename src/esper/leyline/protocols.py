@@ -43,7 +43,7 @@ class PolicyObservation:
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """Legal values of each head. True means allowed."""
+    """Legal values of each head. True means allowed. B registered blueprints."""
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]

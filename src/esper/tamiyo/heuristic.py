@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -29,6 +28,8 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     TempoAction,
+    blueprint_id,
+    blueprint_index,
     check_numbers,
 )
 from esper.tamiyo.columns import first_columns
@@ -153,7 +154,7 @@ class Heuristic(ScriptedPolicy):
             elif (tended := self._tend(slots[env], legal[env])) is not None:
                 slot, op = tended
                 if op == OP_PRUNE:
-                    self._pruned[env].add(BLUEPRINT_IDS[int(blueprints[env, slot])])
+                    self._pruned[env].add(blueprint_id(int(blueprints[env, slot])))
                 actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([slot, op])
         return as_step(actions)
 
@@ -164,7 +165,7 @@ class Heuristic(ScriptedPolicy):
             allowed &= torch.from_numpy(blueprint_mask(self.config.blueprints))
         for env, names in enumerate(self._pruned):
             for name in names:
-                allowed[env, BLUEPRINT_IDS.index(name)] = False
+                allowed[env, blueprint_index(name)] = False
         return allowed
 
     def _may_grow(self, base: Tensor, slots: Tensor) -> Tensor:

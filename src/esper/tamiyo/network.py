@@ -59,7 +59,7 @@ PARAMETER_BLOCKS = tuple(
     ParameterBlock(op, head, len(enum))
     for head, enum in enumerate(HEAD_ENUMS)
     for op in range(NUM_OPS)
-    if enum is not None and HEAD_NAMES[head] not in ("blueprint", "op") and RELEVANCE[op][head]
+    if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head]
 )
 """In the order of their logits: every op has its own logits for every parameter that it uses. The blueprint
 is scored apart from these."""

@@ -564,10 +564,7 @@ def action_contract() -> str:
     """A hash of the heads, their members, what the members stand for and the relevance table: equal hashes
     mean that stored actions mean the same. Blueprints are no part of it: a policy sees each by its quote, so
     one that was registered later can be used too."""
-    members = [
-        [m.name for m in enum] if enum is not None and name != "blueprint" else []
-        for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True)
-    ]
+    members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
     meanings = {
         "tempo_epochs": TEMPO_EPOCHS,
         "alpha_targets": ALPHA_TARGET_VALUES,

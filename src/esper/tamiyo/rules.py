@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -25,6 +24,7 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     TempoAction,
+    blueprint_index,
     check_number,
 )
 from esper.tamiyo.columns import first_columns
@@ -82,14 +82,14 @@ class GrowthRule(ScriptedPolicy):
         for env in range(len(actions)):
             self._since[env] += 1
             free = legal[env, OP_GERMINATE].nonzero().flatten().tolist()
-            names = [name for name in self.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[name]]]
+            names = [name for name in self.blueprints if offered[env, blueprint_index(name)]]
             if free and names and self._is_time(base[env], env):
                 self._planted[env] += 1
                 self._since[env] = 0
                 actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
                     [
                         max(free, key=depths[env].__getitem__),
-                        BLUEPRINT_ID_TO_INDEX[names[0]],
+                        blueprint_index(names[0]),
                         int(GerminationStyle.SIGMOID_ADD),
                         int(TempoAction.INSTANT),
                         OP_GERMINATE,

@@ -19,7 +19,6 @@ from esper.leyline import (
     STYLE_CURVES,
     TEMPO_EPOCHS,
     ActionMasks,
-    BlueprintAction,
     EpisodeOutcome,
     FactoredAction,
     GovernorReport,
@@ -35,6 +34,7 @@ from esper.leyline import (
     TelemetryEventType,
     TimeLeft,
     TrainingSignals,
+    blueprint_id,
     objective,
     stack_reports,
     stream_seed,
@@ -57,7 +57,8 @@ class ActionRules:
     """Rules of the whole run. Without `reward`, every step is paid 0."""
 
     slot_config: SlotConfig
-    blueprints: frozenset[BlueprintAction]
+    blueprints: frozenset[int]
+    """Indices of those that may be germinated."""
     blueprint_mask: Bools
     objective: ObjectiveConfig
     root_seed: int
@@ -136,7 +137,7 @@ def parse_sampled_action(
         op=action.op,
         slot_id=slot_id,
         slot_index=position,
-        blueprint_id=action.blueprint.name.lower(),
+        blueprint_id=blueprint_id(action.blueprint),
         algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
         ramp_curve=STYLE_CURVES[action.style],
         tempo_epochs=TEMPO_EPOCHS[action.tempo],

@@ -14,13 +14,13 @@ from esper.kasmina.facts import host_facts
 from esper.kasmina.hosts import build_host
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline import (
-    BLUEPRINT_IDS,
     TEMPO_EPOCHS,
-    BlueprintAction,
     LifecycleOp,
     PopulationError,
     SlotConfig,
     TelemetryEvent,
+    blueprint_ids,
+    blueprint_index,
     stream_seed,
 )
 from esper.simic.sensors import Sensor
@@ -164,7 +164,7 @@ def configure_slot_telemetry(
 
 def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
     """The rules of a run without a reward; a trainer adds its own with `dataclasses.replace`."""
-    offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
+    offered = frozenset(blueprint_index(name) for name in task.blueprints)
     return ActionRules(
         slot_config=SlotConfig.from_ids(task.slots),
         blueprints=offered,
@@ -187,7 +187,7 @@ def epochs_needed(task: TaskSpec) -> tuple[int, ...]:
 def task_setting(task: TaskSpec) -> Setting:
     """What policies see of a task."""
     answers = task.val_size * max(task.block, 1)
-    facts = _facts(tuple(sorted(task.host.items())), task.slots, task.num_classes, answers, BLUEPRINT_IDS)
+    facts = _facts(tuple(sorted(task.host.items())), task.slots, task.num_classes, answers, blueprint_ids())
     return Setting(facts, blueprint_mask(task.blueprints), epochs_needed(task))
 
 

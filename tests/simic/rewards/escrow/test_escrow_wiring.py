@@ -14,7 +14,6 @@ from env_helpers import RandomValid, make_env, small_task
 from esper.leyline import (
     IRRELEVANT_VALUES,
     LIVE_STAGES,
-    BlueprintAction,
     FactoredAction,
     LifecycleOp,
     ObjectiveConfig,
@@ -24,6 +23,7 @@ from esper.leyline import (
     RewardFamily,
     RewardMode,
     SeedStage,
+    blueprint_index,
     head_sizes,
 )
 from esper.simic.agent.rollout_buffer import RolloutBuffer
@@ -298,7 +298,7 @@ def test_a_seed_that_the_clock_made_permanent_is_paid_for() -> None:
     engine = RewardEngine(RewardConfig(mode=RewardMode.BASIC), PRICES, gamma=GAMMA, num_envs=ENVS)
     env.rules = replace(env.rules, reward=lambda inputs: paid.append((inputs, engine(inputs))) or paid[-1][1])
     graft = replace(
-        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=blueprint_index("conv_light")
     ).to_indices()
     env.begin_round(0)
     for epoch in range(1, 5):
