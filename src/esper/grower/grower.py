@@ -174,7 +174,7 @@ class Grower:
             indices,
             self.body.reports(),
             rules,
-            epoch=signals.epoch,
+            epochs_left=rules.max_epochs - signals.epoch,
             val_loss=0.0,
             val_accuracy=accuracy,
         )

@@ -10,7 +10,7 @@ per env and head, so that an env's actions depend neither on other envs nor on h
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -48,8 +48,10 @@ from esper.leyline import (
 )
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
-VERSION = 1
-"""Of the policy file."""
+VERSION = 2
+"""Of the policy file. Version 1 knows one family of tasks, without its name."""
+UNNAMED = "unnamed"
+"""Name of the family of a policy that was made without one."""
 SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
 EXACT_ENTROPY_SLOTS = 10
 """Up to this many slots the entropy of the parameters is an exact expectation; above, its value at the
@@ -339,6 +341,8 @@ class _Schema:
     slot_hidden: Size
     blueprint_dim: Size
     memory_horizon: Size
+    families: tuple[str, ...] = ()
+    """Families of tasks that the value head knows, in the order of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,10 +357,30 @@ class _Header:
 class RecurrentPolicy:
     """Acts for a batch of envs and evaluates stored sequences, with one network and one distribution."""
 
-    def __init__(self, network: TamiyoNetwork, *, feature_schema: str = "") -> None:
-        """`feature_schema` names the observation's layout; files are bound to it."""
+    def __init__(
+        self, network: TamiyoNetwork, *, feature_schema: str = "", families: Sequence[str] = (UNNAMED,)
+    ) -> None:
+        """`feature_schema` names the observation's layout; files are bound to it. `families` are the families
+        of tasks that the value head is for: those beyond its rows are added to it."""
         self.network = network
         self.feature_schema = feature_schema
+        self.families: tuple[str, ...] = ()
+        known = len(network.value_mean)
+        if not families or len(set(families)) < len(families) or known > len(families):
+            raise EsperError(
+                f"policy: families are {', '.join(families) or 'none'}; allowed: one or more, each once, and "
+                f"no fewer than the {known} rows of the value head"
+            )
+        self.families = tuple(families[:known])
+        self.meet(families)
+
+    def meet(self, families: Iterable[str]) -> None:
+        """Add the families that the value head does not know. The value of a new one begins as the mean of
+        those that it knows. Optimizers of the network must be made anew afterwards."""
+        for family in families:
+            if family not in self.families:
+                self.network.add_family()
+                self.families += (family,)
 
     @property
     def device(self) -> torch.device:
@@ -430,7 +454,8 @@ class RecurrentPolicy:
         else:
             actions = given.to(self.device)[rows].unsqueeze(1)
             head_log_probs = distribution.log_probs(actions)
-        head_log_probs, value = head_log_probs[:envs, 0], self.network.denormalize(value[:envs, 0])
+        head_log_probs = head_log_probs[:envs, 0]
+        value = self.network.denormalize(value[:envs, 0], obs.family)
         log_prob = head_log_probs.sum(-1)
         if not (finite := log_prob.isfinite() & value.isfinite()).all():
             raise EsperError(
@@ -452,7 +477,7 @@ class RecurrentPolicy:
         envs = obs.base.shape[0]
         rows, hidden, reset = self._padded(envs, hidden, reset)
         features, _ = self.network(map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, reset)
-        return self.network.denormalize(self.network.normalized_value(features))[:envs, 0]
+        return self.network.denormalize(self.network.normalized_value(features)[:envs, 0], obs.family)
 
     def evaluate(
         self,
@@ -482,7 +507,12 @@ class RecurrentPolicy:
     def schema(self) -> dict[str, Any]:
         """What a weight file must agree with: the observation's layout, the sizes of the network, the action
         contract."""
-        return {"features": self.feature_schema, **self.network.architecture, "actions": action_contract()}
+        return {
+            "features": self.feature_schema,
+            **self.network.architecture,
+            "actions": action_contract(),
+            "families": list(self.families),
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         header = {"kind": "policy", "version": VERSION, "schema": self.schema()}
@@ -520,12 +550,22 @@ class RecurrentPolicy:
         require_equal(origin, "features", schema.features, feature_schema)
         require_equal(origin, "actions", schema.actions, action_contract())
         sizes = {name: getattr(schema, name) for name in ARCHITECTURE}
+        families = schema.families
+        if not families:
+            families, tensors = (UNNAMED,), _as_one_family(tensors)
         with torch.device("meta"):  # sizes that do not match the tensors must not allocate memory
-            check_tensors(origin, TamiyoNetwork(**sizes).state_dict(), tensors)
-        policy = cls(TamiyoNetwork(**sizes), feature_schema=feature_schema)
+            outline = cls(TamiyoNetwork(**sizes), families=families)
+            check_tensors(origin, outline.network.state_dict(), tensors)
+        policy = cls(TamiyoNetwork(**sizes), feature_schema=feature_schema, families=families)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
+
+
+def _as_one_family(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a version 1 file as those of version 2."""
+    statistics = ("value_mean", "value_scale")
+    return {name: t.reshape(-1) if name in statistics else t for name, t in tensors.items()}
 
 
 def schema_hash(schema: Mapping[str, Any]) -> str:
