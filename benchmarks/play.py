@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from esper.leyline import EpisodeOutcome, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.runtime.data import SharedBatchIterator
 from esper.runtime.tasks import TaskSpec
-from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.evaluation import split_of
 from esper.simic.training.vector_env import Observation, VectorEnv
@@ -35,10 +34,6 @@ def make_env(task: TaskSpec, envs: Sequence[int], *, rows: int = ROWS) -> Vector
     return VectorEnv(task, groups, batches, split, action_rules(task, root_seed=0))
 
 
-def observe(env: VectorEnv, seen: Observation) -> PolicyObservation:
-    return batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu")
-
-
 def play(
     env: VectorEnv,
     policy: PolicyProtocol,
@@ -56,8 +51,8 @@ def play(
         env.train_epoch(epoch)
         env.validate(epoch)
         seen = env.sense(epoch)
-        obs = observe(env, seen)
-        step = policy.act(obs, hidden, seen.masks, deterministic=True)
+        obs, masks = env.observe(seen)
+        step = policy.act(obs, hidden, masks, deterministic=True)
         hidden = step.hidden
         if watch is not None:
             watch(seen, obs, step)

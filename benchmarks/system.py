@@ -38,7 +38,8 @@ from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.action_execution import ActionResult
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.vector_env import Observation, VectorEnv
+from esper.simic.training.task_envs import Moment, TaskEnvs
+from esper.simic.training.vector_env import Observation
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 ENVS = 16
@@ -150,16 +151,15 @@ def one_round(name: str, *, grow: bool) -> tuple[float, float, Mapping[str, floa
     task = replace(get_task_spec(name), **BUDGETS[name][kind])
     bare, spent = Bare(task), [0.0]
     with tempfile.TemporaryDirectory() as place, open_run(name, kind, Path(place) / "run") as trainer:
-        env, slots = trainer.env, trainer.env.rules.slot_config.slot_ids
+        env, slots = trainer.env, trainer.env.parts[0].rules.slot_config.slot_ids
         act, begin_epoch = env.act, trainer.recorder.begin_epoch
 
-        def steered(seen: Observation, _actions: Sequence[Sequence[int]], **kwargs: bool) -> ActionResult:
+        def steered(seen: Moment, _actions: Sequence[Sequence[int]], **kwargs: bool) -> ActionResult:
             """Replaces the policy's actions by the schedule's, so that both sides grow alike."""
-            return act(
-                seen, scripted(seen, slots) if grow else [FactoredAction.wait().to_indices()] * ENVS, **kwargs
-            )
+            wait = [FactoredAction.wait().to_indices()] * ENVS
+            return act(seen, scripted(seen.parts[0], slots) if grow else wait, **kwargs)
 
-        def bare_first(env: VectorEnv, epoch: int) -> None:
+        def bare_first(env: TaskEnvs, epoch: int) -> None:
             start = time.process_time()
             if grow and epoch - 1 in SCHEDULE:
                 bare.germinate(slots.index(SCHEDULE[epoch - 1]))

@@ -25,9 +25,8 @@ def small_task(name: str, *, epochs: int = 8, steps: int = 2, val_size: int = 48
         episode_length=epochs,
         steps_per_epoch=steps,
         val_size=val_size,
-        final_val_size=0,
         batch_size=16,
-        **changes,
+        **{"final_val_size": 0, **changes},
     )
 
 
@@ -63,8 +62,7 @@ def make_env(
 def run_episode(env: VectorEnv, episode: int, decide: Decide) -> list[EpisodeOutcome]:
     """One round in which `decide` chooses the actions."""
     env.begin_round(episode)
-    for epoch in range(1, env.rules.max_epochs + 1):
-        env.step(epoch, decide)
+    play_on(env, decide)
     return env.ledger.outcomes
 
 
@@ -83,6 +81,13 @@ def stacked(env: VectorEnv, seen: Observation, **changes: Any) -> FeatureInputs:
     return stack_inputs(**(parts | changes))
 
 
+def play_on(env: VectorEnv, decide: Decide, *, after: int = 0) -> None:
+    """The rest of a round, of which `after` epochs are over."""
+    for epoch in range(after + 1, env.rules.max_epochs + 1):
+        if not env.done:
+            env.step(epoch, decide)
+
+
 def wait(seen: Observation) -> list[Sequence[int]]:
     return [FactoredAction.wait().to_indices()] * len(seen.signals)
 
@@ -98,7 +103,8 @@ class RandomValid:
         return [self.choose(env, seen) for env in range(len(seen.signals))]
 
     def choose(self, env: int, seen: Observation) -> list[int]:
-        rng = self.streams.setdefault(env, np.random.default_rng((self.seed, env)))
+        number = seen.envs[env].number
+        rng = self.streams.setdefault(number, np.random.default_rng((self.seed, number)))
         masks = seen.masks
         op = rng.choice(np.flatnonzero(masks.op[env].numpy()))
         slot = rng.choice(np.flatnonzero(masks.slot_by_op[env, op].numpy()))

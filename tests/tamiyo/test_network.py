@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.leyline import HEAD_NAMES, RELEVANCE, PolicyObservation, ShapeError
-from esper.tamiyo.network import PARAMETER_BLOCKS, TamiyoNetwork
+from esper.tamiyo.network import PARAMETER_BLOCKS, TamiyoNetwork, pool_slots
 
 torch.set_num_threads(1)
 
@@ -59,6 +59,57 @@ def test_reordering_the_slots_reorders_their_scores_and_nothing_else() -> None:
     torch.testing.assert_close(network.slot_logits(a)[..., order], network.slot_logits(b), atol=1e-6, rtol=0)
     torch.testing.assert_close(network.op_logits(a), network.op_logits(b), atol=1e-6, rtol=0)
     torch.testing.assert_close(network.normalized_value(a), network.normalized_value(b), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("slots", "filled"), [(1, 2), (2, 5), (3, 10), (5, 50)])
+def test_slots_that_do_not_exist_change_no_bit(slots: int, filled: int) -> None:
+    """16 envs: rows of matrix products are the same bits at multiples of 8 (see ROW_MULTIPLE)."""
+    network, obs = make(), observe(16, 1, slots)
+    more = filled - slots
+    padded = PolicyObservation(
+        obs.base,
+        torch.nn.functional.pad(obs.slots, (0, 0, 0, more)),
+        torch.nn.functional.pad(obs.blueprints, (0, more), value=-1),
+        torch.nn.functional.pad(obs.exists, (0, more)),
+    )
+    a, hidden_a = network(obs, network.initial_hidden(16), no_reset(16, 1))
+    b, hidden_b = network(padded, network.initial_hidden(16), no_reset(16, 1))
+    assert torch.equal(a.context, b.context)
+    assert torch.equal(hidden_a[0], hidden_b[0])
+    assert torch.equal(network.op_logits(a), network.op_logits(b))
+    assert torch.equal(network.slot_logits(a), network.slot_logits(b)[..., :slots])
+    assert torch.equal(network.normalized_value(a), network.normalized_value(b))
+
+
+def test_pooling_takes_the_slots_that_exist() -> None:
+    slots = torch.tensor([[[1.0, -4.0], [3.0, -2.0], [9.0, 9.0]], [[5.0, 5.0]] * 3])
+    exists = torch.tensor([[True, True, False], [False, False, False]])
+    mean, largest = pool_slots(slots, exists)
+    assert mean.tolist() == [[2.0, -3.0], [0.0, 0.0]]
+    assert largest.tolist() == [[3.0, -2.0], [0.0, 0.0]]
+
+
+def test_every_family_has_a_value_of_its_own_and_a_new_one_the_mean_of_all() -> None:
+    network, obs = make(), observe(4, 2, 3)
+    weight = network.value_out.weight.clone()
+    network.add_family()
+    assert torch.equal(network.value_out.weight, weight.repeat(2, 1)), "the only known family is their mean"
+    with torch.no_grad():
+        network.value_out.weight.normal_(generator=torch.Generator().manual_seed(3))
+        network.value_out.bias.copy_(torch.tensor([0.5, -2.0]))
+        network.value_mean.copy_(torch.tensor([1.0, 30.0]))
+        network.value_scale.copy_(torch.tensor([0.2, 7.0]))
+    network.add_family()
+
+    def values(index: int) -> torch.Tensor:
+        family = torch.full((4, 2), index)
+        seen = PolicyObservation(obs.base, obs.slots, obs.blueprints, obs.exists, family)
+        features, _ = network(seen, network.initial_hidden(4), no_reset(4, 2))
+        return network.denormalize(network.normalized_value(features), family)
+
+    first, second, new = (values(index).detach() for index in range(3))
+    assert (first - second).abs().min() > 1
+    torch.testing.assert_close(new, (first + second) / 2, atol=1e-5, rtol=1e-6)
 
 
 def test_unrolling_with_resets_equals_stepping_with_a_zeroed_state() -> None:

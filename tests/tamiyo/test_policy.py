@@ -151,10 +151,11 @@ class TestParity:
             assert step.hidden is not None
             hidden = step.hidden
             taken.append(step)
+        sequence = PolicyObservation(
+            *(torch.stack([getattr(o, f.name) for o in seen], 1) for f in fields(PolicyObservation))
+        )
         again = policy.evaluate(
-            PolicyObservation(
-                *(torch.stack([getattr(o, f.name) for o in seen], 1) for f in fields(PolicyObservation))
-            ),
+            sequence,
             first,
             ActionMasks(*(torch.stack([getattr(m, f.name) for m in masks], 1) for f in fields(ActionMasks))),
             torch.stack([s.actions for s in taken], 1),
@@ -168,7 +169,7 @@ class TestParity:
             again.log_prob, torch.stack([s.log_prob for s in taken], 1), atol=2e-6, rtol=0
         )
         torch.testing.assert_close(
-            policy.network.denormalize(again.normalized_value),
+            policy.network.denormalize(again.normalized_value, sequence.family),
             torch.stack([s.value for s in taken], 1),
             atol=1e-6,
             rtol=0,

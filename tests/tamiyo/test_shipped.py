@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from esper._archive import read_archive
+from esper._archive import read_archive, write_archive
 from esper.leyline import EsperError, StructureError
 from esper.runtime.tasks import get_task_spec, task_names
 from esper.tamiyo import (
@@ -100,9 +100,15 @@ def with_schema(**changes):
 
 
 def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
-    assert read_archive(policy_file(tmp_path / "p.safetensors"), kind="policy")[1]["version"] == 1
-    path = rewrite(tmp_path / "p.safetensors", lambda meta: {k: v for k, v in meta.items() if k != "version"})
+    """Such a file has one family of tasks without a name, and scalars as its statistics of returns."""
+    path = policy_file(tmp_path / "p.safetensors")
+    tensors, meta = read_archive(path, kind="policy")
+    assert meta.pop("version") == 2
+    del meta["schema"]["families"]
+    scalars = ("value_mean", "value_scale")
+    write_archive(path, {n: t.squeeze() if n in scalars else t for n, t in tensors.items()}, meta)
     assert same(load_policy(path), policy())
+    assert load_policy(path).families == ("unnamed",)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,7 @@ def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
         (lambda meta: {}, "kind is None in the file"),
         (lambda meta: meta | {"kind": []}, r"kind is \[\] in the file"),
         (lambda meta: meta | {"kind": "agent"}, "kind is 'agent' in the file and 'policy' or 'run' here"),
-        (lambda meta: meta | {"version": 2}, "version is 2, written by a newer Esper"),
+        (lambda meta: meta | {"version": 3}, "version is 3, written by a newer Esper"),
         (lambda meta: meta | {"version": None}, "version is null"),
         (lambda meta: meta | {"more": 1}, "field more is unknown"),
         (lambda meta: meta | {"digests": [1]}, r"field digests: the content is \[1\]"),

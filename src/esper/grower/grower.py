@@ -178,7 +178,7 @@ class Grower:
             indices,
             self.body.reports(),
             rules,
-            epoch=signals.time.epoch,
+            epochs_left=rules.max_epochs - signals.time.epoch,
             val_loss=0.0,
             val_accuracy=accuracy,
         )

@@ -18,7 +18,8 @@ PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
 
 
 class FieldKind(StrEnum):
-    """Type of a field's values. `numbers`, `counts` and `flags` map names to values; `texts` is a list."""
+    """Type of a field's values. `numbers`, `counts` and `flags` map names to values, `lists` maps them to
+    lists of text; `texts` is a list."""
 
     FLOAT = "float"
     INT = "int"
@@ -28,6 +29,7 @@ class FieldKind(StrEnum):
     NUMBERS = "numbers"
     COUNTS = "counts"
     FLAGS = "flags"
+    LISTS = "lists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +199,14 @@ _BATCH_COMPLETED = (
     _down(
         "accuracy_drop",
         "share",
-        "Drop of avg_accuracy below baseline_accuracy, as a share of the latter.",
+        "Drop of a task's accuracy below its mean over the earlier rounds, as a share of the latter; the "
+        "largest of all tasks.",
         high=0.1,
     ),
     _flag("degraded", "Whether accuracy_drop exceeds its limit."),
+    _map("objective_by_task", "J", "Mean objective J of each task."),
+    _map("accuracy_by_task", "points", "avg_accuracy of each task."),
+    _map("drop_by_task", "share", "accuracy_drop of each task."),
     Metric("learning_rate", "rate", "The policy's learning rate after the round."),
     Metric("entropy_coef", "coefficient", "The policy's entropy weight after the round."),
     integer("env_steps", "steps", "Number of env steps taken so far, over all envs."),
@@ -251,15 +257,34 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
         _T.RUN_STARTED: EventSpec(
             "A run starts.",
             (
-                text("task", "Name of the task."),
+                text("task", "Name of the task; several are separated by spaces."),
                 text("policy", "Policy: ppo, heuristic, random or wait."),
                 text("reward_mode", "Name of the reward mode."),
                 integer("seed", "", "Root random seed of the run."),
                 integer("rounds", "rounds", "Number of rounds planned."),
                 integer("envs", "envs", "Number of envs: networks trained side by side."),
-                integer("episode_length", "epochs", "Number of epochs of one episode."),
-                _texts("slots", "Names of the slots, in the order of the policy's indices."),
-                integer("host_params", "parameters", "Number of parameters of the host."),
+                integer("episode_length", "epochs", "Number of epochs of the longest episode."),
+                _texts("slots", "Names of the slots of all tasks, each once."),
+                integer("host_params", "parameters", "Number of parameters of the first task's host."),
+                _map(
+                    "slots_by_task",
+                    "",
+                    "Names of each task's slots, in the order of the policy's indices.",
+                    FieldKind.LISTS,
+                ),
+                _map(
+                    "envs_by_task",
+                    "envs",
+                    "Number of envs of each task. They are numbered in the order of the tasks.",
+                    FieldKind.COUNTS,
+                ),
+                _map("epochs_by_task", "epochs", "Longest episode of each task.", FieldKind.COUNTS),
+                _map(
+                    "params_by_task",
+                    "parameters",
+                    "Number of parameters of each task's host.",
+                    FieldKind.COUNTS,
+                ),
             ),
         ),
         _T.RUN_ENDED: EventSpec(
@@ -372,6 +397,7 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
         _T.EPISODE_OUTCOME: EventSpec(
             "Outcome of an episode, recorded once, after all penalties.",
             (
+                text("task", "Name of the env's task."),
                 integer("episode_idx", "episodes", "Number of the episode, from 0."),
                 integer("epochs", "epochs", "Length of the episode."),
                 _up("final_accuracy", "points", "Accuracy with all blended seeds."),

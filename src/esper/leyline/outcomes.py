@@ -52,6 +52,8 @@ class EpisodeOutcome:
     """The outcome of one episode of one env, written exactly once."""
 
     env_id: int
+    task: str
+    """Name of the task that the env belongs to."""
     episode_idx: int
     epochs: int
     final_accuracy: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,16 @@ class PolicyObservation:
     slots: Tensor  # [E, S, Ds]
     quotes: Tensor  # [E, S, B, Dq], what each blueprint would cost and do in each slot; zeros: not offered
     blueprints: Tensor  # [E, S] int64, −1 where the slot is empty; for scripted policies, not for networks
+    exists: Tensor = field(default=None)  # type: ignore[assignment]  # [E, S] bool
+    """False where a row is only filled up to the number of slots of another task; default: all True."""
+    family: Tensor = field(default=None)  # type: ignore[assignment]  # [E] int64
+    """Index of the env's task family among those that the policy knows; default: the first."""
+
+    def __post_init__(self) -> None:
+        if self.exists is None:
+            object.__setattr__(self, "exists", self.blueprints.new_ones(self.blueprints.shape).bool())
+        if self.family is None:
+            object.__setattr__(self, "family", self.blueprints.new_zeros(self.base.shape[:-1]))
 
 
 @dataclass(frozen=True, slots=True)

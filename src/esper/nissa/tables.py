@@ -31,6 +31,7 @@ ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
     FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()),
     FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
+    FieldKind.LISTS: pa.map_(pa.string(), pa.list_(pa.string())),
 }
 SCHEMAS = {
     table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -14,7 +15,6 @@ from esper.kasmina import FlopMeter
 from esper.leyline import EpisodeOutcome, LifecycleOp, PolicyProtocol, SeedStage
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import Condition, TaskSpec, draw_condition
-from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import populations, split_of
 from esper.simic.training.vector_env import VectorEnv
 
@@ -92,26 +92,29 @@ def finish_round(
     hidden = policy.initial_hidden(len(env.envs))
     flops: list[int] = [0] * len(env.envs)
     decisions: list[list[Decision]] = [[] for _ in env.envs]
-    for epoch in range(1, task.episode_length + 1):
+    for epoch in count(1):
         env.train_epoch(epoch)
         env.validate(epoch)
         seen = env.sense(epoch)
-        step = policy.act(
-            batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu"), hidden, seen.masks
-        )
-        result = env.act(seen, step.actions.tolist())
+        obs, masks = env.observe(seen)
+        step = policy.act(obs, hidden, masks)
+        actions = step.actions.tolist()
+        result = env.act(seen, [actions[row] for row in seen.rows])
         if step.hidden is not None:
             # A network that was rolled back starts a new episode: the policy's memory of it is reset.
-            kept = torch.tensor(result.valid).unsqueeze(1)
+            kept = torch.ones(len(env.envs), 1, dtype=torch.bool)
+            kept[seen.rows, 0] = torch.tensor(result.valid)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
-        for i, (reports, outcome) in enumerate(zip(seen.reports, result.outcomes, strict=True)):
+        for i, reports, outcome in zip(seen.rows, seen.reports, result.outcomes, strict=True):
             flops[i] += meter.per_sample(reports) * task.steps_per_epoch * task.batch_size
             spec = outcome.spec
             if outcome.effective_op is not LifecycleOp.WAIT:
                 planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None
                 decisions[i].append(Decision(epoch, spec.op.name, spec.slot_id, planted))
         if advance is not None:
-            advance(len(env.envs))
+            advance(len(seen.envs))
+        if env.done:
+            break
     root = env.rules.root_seed
     accuracy = env.test(test_batches(split_of(task, root), task.val_size))
     outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}

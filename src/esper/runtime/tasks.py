@@ -110,6 +110,7 @@ _KINDS: dict[str, Any] = {
     "conditions": ConditionSpace | None,
     "incubation": Incubation,
     "tempo": TempoAction,
+    "family": str | None,
 }
 
 
@@ -155,6 +156,9 @@ class TaskSpec:
     """Number of validation samples in the last epoch, which decides J, where that is more than `val_size`."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
+    family: str | None = None
+    """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
+    the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
 
     def __post_init__(self) -> None:
         try:
@@ -267,6 +271,10 @@ class TaskSpec:
                 f"{self.memory / 2**30:,.1f} GiB of memory, this machine has {available / 2**30:,.1f} GiB; "
                 "choose smaller sizes"
             )
+
+    @property
+    def family_name(self) -> str:
+        return self.name.partition(":")[0] if self.family is None else self.family
 
     @property
     def outline(self) -> Host:

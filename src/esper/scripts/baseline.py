@@ -171,15 +171,13 @@ def first_losses(fields: Mapping[str, Any]) -> list[float]:
     """Mean training loss over the envs in each of the first steps, without growth."""
     from esper.nissa import TelemetryHub
     from esper.runtime.tasks import get_task_spec
-    from esper.simic.rewards import RewardEngine
     from esper.simic.training.batch_ops import process_train_batch
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.vectorized import build_env, resolve_task
+    from esper.simic.training.vectorized import build_env, build_rewards, resolve_task
 
     config = TrainingConfig(**fields)
-    task = resolve_task(config, get_task_spec(config.task))
-    rewards = RewardEngine(config.reward, task.objective, gamma=config.ppo.gamma, num_envs=config.envs)
-    env = build_env(config, task, TelemetryHub(), ["cpu"], rewards)
+    task = resolve_task(config, get_task_spec(config.tasks[0]))
+    env = build_env(config, task, TelemetryHub(), ["cpu"], build_rewards(config, task, first_env=0))
     env.begin_round(0)
     losses: list[float] = []
     while len(losses) < NUM_LOSSES:

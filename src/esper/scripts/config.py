@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import zip_longest
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import tyro
 from rich.console import Console
@@ -23,6 +23,7 @@ from esper.simic.training.config import (
     SECTIONS,
     TrainingConfig,
     choices,
+    is_list,
     optional,
     unknown_word,
 )
@@ -136,7 +137,7 @@ def _refuse_missing_values(arguments: Sequence[str]) -> None:
     flags = {"--preset", "--config"}
     for path, declared in LEAVES.items():
         kind = optional(declared)[0]
-        if kind is not bool and get_origin(kind) is not tuple:
+        if kind is not bool and not is_list(kind):
             flags.update(flag_names(path))
     for word, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
         if word.replace("_", "-") in flags and following.startswith("--"):
@@ -180,13 +181,12 @@ def _flags(*, short: bool) -> ConstructorRegistry:
 def _flag_type(path: str, declared: Any, default: Any) -> Any:
     """Text, a list of text or a switch, with the setting's words and default for the help."""
     kind, _ = optional(declared)
-    is_list = get_origin(kind) is tuple
-    inner = get_args(kind)[0] if is_list else kind
+    inner = get_args(kind)[0] if is_list(kind) else kind
     names = choices(inner)
     metavar = (
         f"{{{','.join(names)}}}" if names else {int: "INT", float: "FLOAT", str: "STR", bool: None}[inner]
     )
-    if is_list:
+    if is_list(kind):
         metavar = f"{metavar} [{metavar} ...]"
     if path == "policy":
         metavar = f"[{metavar}]"
@@ -197,7 +197,7 @@ def _flag_type(path: str, declared: Any, default: Any) -> Any:
         aliases=None if path == "policy" else flag_names(path)[1:],
         help_behavior_hint=f"(default: {shown})",
     )
-    value = list[flag] if is_list else flag
+    value = list[flag] if is_list(kind) else flag
     if path == "policy":
         return Annotated[value | None, tyro.conf.Positional, tyro.conf.DisallowNone, settings]
     return Annotated[value | None, tyro.conf.DisallowNone, settings]

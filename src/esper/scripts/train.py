@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -29,7 +30,7 @@ from esper.scripts.config import parse
 from esper.simic.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from esper.simic.contracts import BatchSummary
+    from esper.simic.contracts import BatchSummary, TaskSummary
     from esper.simic.training.dual_ab import ABResult
 
 DESCRIPTION = (
@@ -131,7 +132,7 @@ def run_directory(config: TrainingConfig) -> Path:
                 "continues with --telemetry-dir"
             )
         return checkpoints.parent
-    task = re.sub(r"[^\w.-]+", "-", config.task)[:100]
+    task = re.sub(r"[^\w.-]+", "-", "-".join(config.tasks))[:100]
     for n in count(1):
         directory = Path("runs") / f"{task}-{config.policy}-{config.seed}-{n}"
         try:
@@ -146,10 +147,26 @@ def run_directory(config: TrainingConfig) -> Path:
     raise AssertionError
 
 
-def check_memory(config: TrainingConfig, task: TaskSpec) -> None:
+def check_memory(config: TrainingConfig, tasks: Sequence[TaskSpec]) -> None:
     """Refuse a run on the CPU whose largest parts alone exceed the memory of this machine."""
     if any(not device.startswith("cpu") for device in config.devices):
         return
+    parts = Counter({f"a policy with {config.hidden:,} units": 128 * config.hidden**2})
+    for task in tasks:
+        parts.update(memory_parts(config, task))
+    needed = parts.total()
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        (largest, size), *_ = parts.most_common(1)
+        raise EsperError(
+            f"the run needs at least {needed / 1e9:,.0f} GB of memory, {size / 1e9:,.0f} GB for "
+            f"{largest}; this machine has {available / 1e9:,.0f} GB. Reduce envs, batch_size, "
+            "steps_per_epoch, episode_length or hidden"
+        )
+
+
+def memory_parts(config: TrainingConfig, task: TaskSpec) -> dict[str, int]:
+    """Bytes that the envs of one task need at least, by purpose."""
     population = config.population or task.population
     rows = -(-config.envs // population) * population
     batch_size = config.batch_size or task.batch_size
@@ -157,39 +174,35 @@ def check_memory(config: TrainingConfig, task: TaskSpec) -> None:
     steps = config.rollout_length or config.episode_length or task.episode_length
     size = task.host.get("size", 1)
     sample = task.host.get("channels", 1) * task.host.get("height", size) * size
-    parts = {
+    return {
         f"{rows:,} networks": rows * task.host_params * 16,  # weights, gradients, momentum, a snapshot
         f"one batch of {batch_size:,} samples for each of them": rows * batch_size * sample * 4,
         "the order of the samples in one epoch": config.envs * batch_size * batches * 8,
         f"a rollout of {steps:,} steps in {config.envs:,} envs": config.envs * steps * len(task.slots) * 256,
-        f"a policy with {config.hidden:,} units": 128 * config.hidden**2,
     }
-    needed = sum(parts.values())
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        largest = max(parts, key=lambda name: parts[name])
-        raise EsperError(
-            f"the run needs at least {needed / 1e9:,.0f} GB of memory, {parts[largest] / 1e9:,.0f} GB for "
-            f"{largest}; this machine has {available / 1e9:,.0f} GB. Reduce envs, batch_size, "
-            "steps_per_epoch, episode_length or hidden"
-        )
 
 
 def show_results(history: Sequence[BatchSummary]) -> None:
-    """The first, the best and the last round."""
+    """The first, the best and the last round; with several tasks also each task in them."""
     table = Table("round", "accuracy", "committed", "J", "reward", "added parameters", "rollbacks")
     best = max(history, key=lambda summary: summary.mean_objective)
     for name, row in {"first": history[0], "best J": best, "last": history[-1]}.items():
-        table.add_row(
-            f"{row.round_idx + 1} ({name})",
-            f"{row.mean_accuracy:.1f} %",
-            f"{row.mean_committed_accuracy:.1f} %",
-            f"{row.mean_objective:.3f}",
-            f"{row.mean_reward:.3f}",
-            f"{row.mean_added_params:,.0f}",
-            str(row.rollbacks),
-        )
-    Console().print(table)
+        table.add_row(f"{row.round_idx + 1} ({name})", *_figures(row))
+        if len(row.by_task) > 1:
+            for task, figures in row.by_task.items():
+                table.add_row(f"  {task}", *_figures(figures))
+    Console(markup=False).print(table)
+
+
+def _figures(row: BatchSummary | TaskSummary) -> tuple[str, ...]:
+    return (
+        f"{row.mean_accuracy:.1f} %",
+        f"{row.mean_committed_accuracy:.1f} %",
+        f"{row.mean_objective:.3f}",
+        f"{row.mean_reward:.3f}",
+        f"{row.mean_added_params:,.0f}",
+        str(row.rollbacks),
+    )
 
 
 def show_comparison(result: ABResult) -> None:
@@ -248,8 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = None
     try:
         config, origins = parse("esper train", DESCRIPTION, given)
-        task = get_task_spec(config.task)
-        check_memory(config, task)
+        check_memory(config, [get_task_spec(name) for name in config.tasks])
         if config.telemetry_dir is not None or origins["telemetry_dir"] == "default":
             directory = run_directory(config)
     except EsperError as error:

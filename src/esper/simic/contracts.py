@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Self
 
 from esper.leyline import (
     AlphaAlgorithm,
     AlphaCurve,
+    EpisodeOutcome,
     GateResult,
     LifecycleOp,
     LifecycleRecord,
@@ -86,11 +89,37 @@ class RewardInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSummary:
+    """One round over the envs of one task, or of all tasks."""
+
+    mean_accuracy: float
+    mean_committed_accuracy: float
+    mean_objective: float
+    mean_reward: float
+    mean_added_params: float
+    rollbacks: int
+
+    @classmethod
+    def of(cls, outcomes: Sequence[EpisodeOutcome]) -> Self:
+        return cls(
+            mean_accuracy=fmean(o.final_accuracy for o in outcomes),
+            mean_committed_accuracy=fmean(o.committed_accuracy for o in outcomes),
+            mean_objective=fmean(o.objective for o in outcomes),
+            mean_reward=fmean(o.total_reward for o in outcomes),
+            mean_added_params=fmean(o.added_params for o in outcomes),
+            rollbacks=sum(o.rollbacks for o in outcomes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSummary:
     """One round over all envs."""
 
     round_idx: int
     episodes_completed: int
+    """Number of episodes finished so far, over all envs and rounds."""
+    env_steps: int = 0
+    """Number of env steps taken so far: each epoch of each episode is one."""
     mean_accuracy: float
     mean_committed_accuracy: float
     mean_objective: float
@@ -99,5 +128,7 @@ class BatchSummary:
     rollbacks: int
     objectives: tuple[float, ...] = ()
     """J of each env."""
+    by_task: Mapping[str, TaskSummary] = field(default_factory=dict)
+    """The same figures for the envs of each task."""
     action_counts: Mapping[str, int] = field(default_factory=dict)
     action_successes: Mapping[str, int] = field(default_factory=dict)

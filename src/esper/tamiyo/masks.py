@@ -68,17 +68,17 @@ def compute_action_masks(
     states: SlotStates,
     blueprints: Bools,
     *,
-    epochs_left: int,
+    epochs_left: int | Sequence[int],
     epochs_needed: Sequence[int],
     max_seeds: int = 0,
 ) -> ActionMasks:
-    """Masks of all heads. `epochs_left` after this decision; `epochs_needed` by tempo: from a germination to
-    the decision that makes the seed permanent. At most one seed of a network becomes permanent per epoch, so
-    each live seed may take one epoch more. `max_seeds` 0 means no limit."""
+    """Masks of all heads. `epochs_left` after this decision, of all networks or of each; `epochs_needed` by
+    tempo: from a germination to the decision that makes the seed permanent. At most one seed of a network
+    becomes permanent per epoch, so each live seed may take one epoch more. `max_seeds` 0 means no limit."""
     envs = len(states.legal)
     by_op = np.swapaxes(states.legal, 1, 2).copy()  # [E, 6, S]
     needed = np.asarray(epochs_needed) + states.live.sum(1, keepdims=True)  # [E, tempos]
-    in_time = needed <= epochs_left
+    in_time = needed <= np.reshape(epochs_left, (-1, 1))
     cannot = ~in_time.any(1)
     if max_seeds:
         cannot |= states.present.sum(1) >= max_seeds

@@ -3,9 +3,9 @@
 Blueprints are seen by their quotes alone: what each would cost and do in each slot. One more blueprint is one
 more row of quotes, and changes the shape of no weight.
 
-Shapes: E envs, T steps, S slots, B blueprints, H hidden size, G slot encoding size. No weight depends on E,
-T, S or B. The network turns observations into logits and values; masks, probabilities and sampling belong to
-the policy."""
+Shapes: E envs, T steps, S slots, B blueprints, H hidden size, G slot encoding size, F task families. No
+weight depends on E, T, S or B. The network turns observations into logits and values; masks, probabilities
+and sampling belong to the policy."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Features(NamedTuple):
     context: Tensor  # [E, T, H]
     slots: Tensor  # [E, T, S, G]
     quotes: Tensor  # [E, T, S, B, G]
+    family: Tensor  # [E, T]
 
 
 def _linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0), *, bias: bool = True) -> nn.Linear:
@@ -85,8 +86,8 @@ class TamiyoNetwork(nn.Module):
     """Observation and memory in, logits and value out; about 0.3M parameters at the default sizes."""
 
     relevance: Tensor  # [6, 8]
-    value_mean: Tensor
-    value_scale: Tensor
+    value_mean: Tensor  # [F]
+    value_scale: Tensor  # [F]
     base_sight: Tensor  # [base_dim], 0 where the network is blind
     slot_sight: Tensor  # [slot_dim]
     quote_sight: Tensor  # [quote_dim]
@@ -142,8 +143,8 @@ class TamiyoNetwork(nn.Module):
         )
         self.value_out = _linear(hidden // 2, 1, 0.1)
         self.register_buffer("relevance", torch.tensor(RELEVANCE), persistent=False)
-        self.register_buffer("value_mean", torch.zeros(()))
-        self.register_buffer("value_scale", torch.ones(()))
+        self.register_buffer("value_mean", torch.zeros(1))
+        self.register_buffer("value_scale", torch.ones(1))
         self.register_buffer("base_sight", torch.ones(base_dim))
         self.register_buffer("slot_sight", torch.ones(slot_dim))
         self.register_buffer("quote_sight", torch.ones(quote_dim))
@@ -169,6 +170,20 @@ class TamiyoNetwork(nn.Module):
         last = self.op_head[-1]
         assert isinstance(last, nn.Linear)
         last.bias.add_(torch.tensor([PATIENCE[op] for op in LifecycleOp]), alpha=strength)
+
+    @torch.no_grad()
+    def add_family(self) -> None:
+        """Append a row to the value head, for a family of tasks that it has not met: its value is the mean of
+        the values of the others."""
+        scale, out = self.value_scale, self.value_out
+        mean_scale = scale.mean()
+        weight = (scale.unsqueeze(1) * out.weight).mean(0) / mean_scale
+        bias = (scale * out.bias).mean(0) / mean_scale
+        out.weight = nn.Parameter(torch.cat([out.weight, weight.unsqueeze(0)]))
+        out.bias = nn.Parameter(torch.cat([out.bias, bias.unsqueeze(0)]))
+        out.out_features += 1
+        self.value_mean = torch.cat([self.value_mean, self.value_mean.mean().unsqueeze(0)])
+        self.value_scale = torch.cat([scale, mean_scale.unsqueeze(0)])
 
     @torch.no_grad()
     def mask_inputs(
@@ -198,11 +213,9 @@ class TamiyoNetwork(nn.Module):
             quotes = self.quote_encoder(obs.quotes * self.quote_sight) * offered
             offers = torch.cat([quotes.sum(-2) / offered.sum(-2).clamp(min=1), quotes.amax(-2)], dim=-1)
             slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, offers], dim=-1))
-            x = self.trunk(
-                torch.cat([obs.base * self.base_sight, slots.mean(dim=-2), slots.amax(dim=-2)], dim=-1)
-            )
+            x = self.trunk(torch.cat([obs.base * self.base_sight, *pool_slots(slots, obs.exists)], dim=-1))
             memory, hidden = self.unroll(x, hidden, reset)
-            return Features(x + self.recall * self.memory_norm(memory), slots, quotes), hidden
+            return Features(x + self.recall * self.memory_norm(memory), slots, quotes, obs.family), hidden
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.value_mean.device.type, dtype=torch.bfloat16, enabled=self.bf16)
@@ -253,9 +266,20 @@ class TamiyoNetwork(nn.Module):
             ).float()
 
     def normalized_value(self, features: Features) -> Tensor:
-        """[E, T], in units of PopArt's statistics."""
+        """[E, T], in units of PopArt's statistics of the env's family."""
         with self._precision():
-            return self.value_out(self.value_tower(features.context)).squeeze(-1).float()
+            values = self.value_out(self.value_tower(features.context)).float()
+        return values.gather(-1, features.family.unsqueeze(-1)).squeeze(-1)
 
-    def denormalize(self, value: Tensor) -> Tensor:
-        return value * self.value_scale + self.value_mean
+    def denormalize(self, value: Tensor, family: Tensor) -> Tensor:
+        return value * self.value_scale[family] + self.value_mean[family]
+
+
+def pool_slots(slots: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and maximum over the slots that exist, […, G] each, of encodings […, S, G]; 0 where none does.
+    Both are the same bits however many slots that do not exist follow."""
+    there = exists.unsqueeze(-1)
+    total = torch.where(there, slots, 0.0).float().sum(-2)
+    mean = (total / there.sum(-2).clamp(min=1)).to(slots.dtype)
+    largest = slots.masked_fill(~there, -torch.inf).amax(-2)
+    return mean, torch.where(there.any(-2), largest, 0.0)

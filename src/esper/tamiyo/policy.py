@@ -13,7 +13,7 @@ many there are."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -54,7 +54,9 @@ from esper.leyline.facts import TRAITS
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
 VERSION = 2
-"""Of the policy file."""
+"""Of the policy file. Version 1 knows one family of tasks, without its name."""
+UNNAMED = "unnamed"
+"""Name of the family of a policy that was made without one."""
 SLOT, BLUEPRINT, OP = (HEAD_NAMES.index(name) for name in ("slot", "blueprint", "op"))
 BLUEPRINT_OP = OP_GERMINATE
 """The one op that chooses a blueprint."""
@@ -237,7 +239,7 @@ class ActionDistribution:
 
     def _at(self, slot: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs of the blueprints [..., B] and entries of the other parameters at one slot."""
-        context, slots, quotes = self._features
+        context, slots, quotes = self._features[:3]
         index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
         encoding = slots.gather(-2, index).squeeze(-2)
         index = slot[..., None, None, None].expand(*slot.shape, 1, *quotes.shape[-2:])
@@ -311,7 +313,7 @@ class ActionDistribution:
             of_block = _summand(entries) @ self._layout.in_block  # [..., blocks]
             parameters = (of_block * (self._layout.block_op == actions[..., OP:])) @ self._layout.block_head
         else:
-            context, slots, quotes = self._features
+            context, slots, quotes = self._features[:3]
             context, epsilon = context.unsqueeze(-2), self._epsilon.unsqueeze(-2)
             blueprints = mixture_log_probs(
                 self._network.blueprint_logits(context, slots, quotes),
@@ -361,6 +363,8 @@ class _Schema:
     hidden: Size
     slot_hidden: Size
     memory_horizon: Size
+    families: tuple[str, ...] = ()
+    """Families of tasks that the value head knows, in the order of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,10 +379,30 @@ class _Header:
 class RecurrentPolicy:
     """Acts for a batch of envs and evaluates stored sequences, with one network and one distribution."""
 
-    def __init__(self, network: TamiyoNetwork, *, feature_schema: str = "") -> None:
-        """`feature_schema` names the observation's layout; files are bound to it."""
+    def __init__(
+        self, network: TamiyoNetwork, *, feature_schema: str = "", families: Sequence[str] = (UNNAMED,)
+    ) -> None:
+        """`feature_schema` names the observation's layout; files are bound to it. `families` are the families
+        of tasks that the value head is for: those beyond its rows are added to it."""
         self.network = network
         self.feature_schema = feature_schema
+        self.families: tuple[str, ...] = ()
+        known = len(network.value_mean)
+        if not families or len(set(families)) < len(families) or known > len(families):
+            raise EsperError(
+                f"policy: families are {', '.join(families) or 'none'}; allowed: one or more, each once, and "
+                f"no fewer than the {known} rows of the value head"
+            )
+        self.families = tuple(families[:known])
+        self.meet(families)
+
+    def meet(self, families: Iterable[str]) -> None:
+        """Add the families that the value head does not know. The value of a new one begins as the mean of
+        those that it knows. Optimizers of the network must be made anew afterwards."""
+        for family in families:
+            if family not in self.families:
+                self.network.add_family()
+                self.families += (family,)
 
     @property
     def device(self) -> torch.device:
@@ -452,7 +476,8 @@ class RecurrentPolicy:
         else:
             actions = given.to(self.device)[rows].unsqueeze(1)
             head_log_probs = distribution.log_probs(actions)
-        head_log_probs, value = head_log_probs[:envs, 0], self.network.denormalize(value[:envs, 0])
+        head_log_probs = head_log_probs[:envs, 0]
+        value = self.network.denormalize(value[:envs, 0], obs.family)
         log_prob = head_log_probs.sum(-1)
         if not (finite := log_prob.isfinite() & value.isfinite()).all():
             raise EsperError(
@@ -474,7 +499,7 @@ class RecurrentPolicy:
         envs = obs.base.shape[0]
         rows, hidden, reset = self._padded(envs, hidden, reset)
         features, _ = self.network(map_tensors(obs, lambda o: o[rows].unsqueeze(1)), hidden, reset)
-        return self.network.denormalize(self.network.normalized_value(features))[:envs, 0]
+        return self.network.denormalize(self.network.normalized_value(features)[:envs, 0], obs.family)
 
     def evaluate(
         self,
@@ -504,7 +529,12 @@ class RecurrentPolicy:
     def schema(self) -> dict[str, Any]:
         """What a weight file must agree with: the observation's layout, the sizes of the network, the action
         contract."""
-        return {"features": self.feature_schema, **self.network.architecture, "actions": action_contract()}
+        return {
+            "features": self.feature_schema,
+            **self.network.architecture,
+            "actions": action_contract(),
+            "families": list(self.families),
+        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         header = {"kind": "policy", "version": VERSION, "schema": self.schema()}
@@ -548,12 +578,22 @@ class RecurrentPolicy:
         require_equal(origin, "features", schema.features, feature_schema)
         require_equal(origin, "actions", schema.actions, action_contract())
         sizes = {name: getattr(schema, name) for name in ARCHITECTURE}
+        families = schema.families
+        if not families:
+            families, tensors = (UNNAMED,), _as_one_family(tensors)
         with torch.device("meta"):  # sizes that do not match the tensors must not allocate memory
-            check_tensors(origin, TamiyoNetwork(**sizes).state_dict(), tensors)
-        policy = cls(TamiyoNetwork(**sizes), feature_schema=feature_schema)
+            outline = cls(TamiyoNetwork(**sizes), families=families)
+            check_tensors(origin, outline.network.state_dict(), tensors)
+        policy = cls(TamiyoNetwork(**sizes), feature_schema=feature_schema, families=families)
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
+
+
+def _as_one_family(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a version 1 file as those of version 2."""
+    statistics = ("value_mean", "value_scale")
+    return {name: t.reshape(-1) if name in statistics else t for name, t in tensors.items()}
 
 
 def schema_hash(schema: Mapping[str, Any]) -> str:

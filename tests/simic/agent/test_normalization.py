@@ -110,14 +110,15 @@ class TestPopArt:
     ) -> None:
         torch.manual_seed(0)
         out = nn.Linear(16, 1, dtype=dtype)
-        mean, scale = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
+        mean, scale = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype)
+        family = torch.zeros(50, dtype=torch.int64)
         popart = PopArt(out, mean, scale, decay=decay)
         x, rng = torch.randn(32, 16, dtype=dtype), np.random.default_rng(0)
         weight, sums = 0.0, np.zeros(2)
         for center, spread in rounds:
             returns = torch.tensor(rng.normal(center, spread, size=50), dtype=dtype)
             before = (out(x) * scale + mean).detach()
-            popart.update(returns)
+            popart.update(returns, family)
             torch.testing.assert_close((out(x) * scale + mean).detach(), before, atol=tolerance, rtol=0)
             # Reference: weighted raw moments.
             r = returns.double().numpy()
@@ -127,13 +128,39 @@ class TestPopArt:
             assert float(mean) == pytest.approx(expected_mean, rel=1e-6)
             assert float(scale) == pytest.approx(expected_scale, rel=1e-6)
             np.testing.assert_allclose(
-                popart.normalize(returns).numpy(), (r - expected_mean) / expected_scale, atol=2e-6
+                popart.normalize(returns, family).numpy(), (r - expected_mean) / expected_scale, atol=2e-6
             )
 
     def test_constant_returns_do_not_divide_by_nothing(self) -> None:
-        out, mean, scale = nn.Linear(2, 1), torch.zeros(()), torch.ones(())
+        out, mean, scale = nn.Linear(2, 1), torch.zeros(1), torch.ones(1)
         popart = PopArt(out, mean, scale)
-        popart.update(torch.full((10,), 3.0))
+        popart.update(torch.full((10,), 3.0), torch.zeros(10, dtype=torch.int64))
         assert float(scale) == pytest.approx(PopArt.MIN_SCALE)
         assert out.weight.isfinite().all()
-        assert popart.normalize(torch.tensor([3.0])).item() == 0.0
+        assert popart.normalize(torch.tensor([3.0]), torch.tensor([0])).item() == 0.0
+
+    def test_every_family_has_its_own_statistics_and_rows(self) -> None:
+        """Two families mixed in one batch give what each gives alone; a third without returns stays."""
+        torch.manual_seed(0)
+        weight, bias = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+        heads = []
+        for _ in range(4):  # all families together, then each alone
+            out = nn.Linear(4, 3, dtype=torch.float64)
+            out.load_state_dict({"weight": weight, "bias": bias})
+            heads.append((out, torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)))
+        together, *alone = [PopArt(*head) for head in heads]
+        for seed in range(3):
+            torch.manual_seed(seed)
+            family = torch.randint(0, 2, (40,))
+            returns = torch.randn(40, dtype=torch.float64) * (1 + 99 * family) + 5 * family
+            together.update(returns, family)
+            for index, popart in enumerate(alone):
+                own = family == index
+                popart.update(returns[own], family[own])
+        for index, popart in enumerate(alone):
+            for name in ("mean", "scale"):
+                assert torch.equal(getattr(together, name)[index], getattr(popart, name)[index])
+            assert torch.equal(together.out.weight[index], popart.out.weight[index])
+            assert torch.equal(together.out.bias[index], popart.out.bias[index])
+        assert torch.equal(together.out.weight[2], weight[2])
+        assert together.scale[1] > 50 * together.scale[0]

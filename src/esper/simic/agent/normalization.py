@@ -142,9 +142,9 @@ class RewardNormalizer:
 
 class PopArt:
     """Keeps a value head's targets near zero mean and unit scale without changing its outputs (van Hasselt et
-    al.).
+    al.). Every family of tasks has a row of the head and statistics of its own.
 
-    `out` is the head's last layer; V = mean + scale·out(x), with `mean` and `scale` the network's own
+    `out` is the head's last layer; V = mean + scale·out(x), with `mean` and `scale` [F] the network's own
     buffers."""
 
     MIN_SCALE = 1e-3
@@ -152,21 +152,27 @@ class PopArt:
 
     def __init__(self, out: nn.Linear, mean: Tensor, scale: Tensor, *, decay: float = 0.9) -> None:
         self.out, self.mean, self.scale = out, mean, scale
-        self.statistics = RunningMeanStd(decay=decay)
+        self.statistics = [RunningMeanStd(decay=decay) for _ in mean]
 
-    def normalize(self, returns: Tensor) -> Tensor:
-        return (returns - self.mean) / self.scale
+    def normalize(self, returns: Tensor, family: Tensor) -> Tensor:
+        return (returns - self.mean[family]) / self.scale[family]
 
     @torch.no_grad()
-    def update(self, returns: Tensor) -> None:
-        """Add returns [N], then rescale the last layer so that every value stays the same."""
-        self.statistics.update(returns)
-        if not self.statistics.count:
-            return
-        old_mean, old_scale = self.mean.item(), self.scale.item()
-        self.mean.fill_(float(self.statistics.mean))
-        self.scale.fill_(max(float(self.statistics.var) ** 0.5, self.MIN_SCALE))
+    def update(self, returns: Tensor, family: Tensor) -> None:
+        """Add returns [N] of these families [N], then rescale the last layer so that every value stays the
+        same. A family without a return stays as it is."""
+        for row, statistics in enumerate(self.statistics):
+            own = returns[family == row]
+            if len(own):
+                statistics.update(own)
+                self._rescale(row, statistics)
+
+    def _rescale(self, row: int, statistics: RunningMeanStd) -> None:
+        old_mean, old_scale = self.mean[row].item(), self.scale[row].item()
+        self.mean[row] = float(statistics.mean)
+        self.scale[row] = max(float(statistics.var) ** 0.5, self.MIN_SCALE)
         # Read back: the float32 statistics that the network uses are the ones to compensate.
-        mean, scale = self.mean.item(), self.scale.item()
-        self.out.weight.copy_(self.out.weight.double() * (old_scale / scale))
-        self.out.bias.copy_((self.out.bias.double() * old_scale + old_mean - mean) / scale)
+        mean, scale = self.mean[row].item(), self.scale[row].item()
+        weight, bias = self.out.weight[row], self.out.bias[row]
+        weight.copy_(weight.double() * (old_scale / scale))
+        bias.copy_((bias.double() * old_scale + old_mean - mean) / scale)

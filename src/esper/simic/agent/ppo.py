@@ -33,10 +33,10 @@ from esper.simic.agent.ppo_update import (
     LoopResult,
     NonFiniteUpdateError,
     PPOConfig,
-    explained_variance,
+    explained_by_family,
     gae,
     masked_mean,
-    normalize_advantages,
+    normalize_by_family,
     optimize,
     subtract_twin_baseline,
 )
@@ -48,7 +48,7 @@ __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
 KIND = "agent"
 VERSION = 2
-"""Of the agent's state."""
+"""Of the agent's state. Version 1 has one statistic of returns."""
 MAX_SKIPPED_STEPS = 3
 """Number of non-finite steps that ends the training; an update without one resets the count."""
 
@@ -75,7 +75,7 @@ class AgentHeader:
     updates: Count
     imitations: Count
     skipped_steps: Count
-    popart: MeanStdState
+    popart: list[MeanStdState]
 
 
 class PPOAgent:
@@ -187,12 +187,15 @@ class PPOAgent:
         rewards ignored."""
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
-        self.popart.update(returns[batch.valid])
+        family = batch.obs.family
+        self.popart.update(returns[batch.valid], family[batch.valid])
         advantages = subtract_twin_baseline(advantages, batch.valid, self.twins)
-        normalized_advantages, advantage_std = normalize_advantages(
+        scales = self.policy.network.value_scale.tolist()
+        normalized_advantages, advantage_std = normalize_by_family(
             advantages,
             batch.choice,
-            floor=self.config.advantage_floor * self.policy.network.value_scale.item(),
+            family,
+            floors=[self.config.advantage_floor * scale for scale in scales],
         )
         for group in self.optimizer.param_groups:
             group["lr"] = (
@@ -203,7 +206,7 @@ class PPOAgent:
             self.optimizer,
             batch,
             advantages=normalized_advantages,
-            normalized_returns=self.popart.normalize(returns),
+            normalized_returns=self.popart.normalize(returns, family),
             config=self.config,
             entropy_coef=self.entropy_coef,
             seed=stream_seed(self.seed, "policy", self.updates, counter=1),
@@ -232,7 +235,7 @@ class PPOAgent:
             return_mean=return_mean.item(),
             return_std=masked_mean((returns - return_mean) ** 2, valid).sqrt().item(),
             value_mean=masked_mean(batch.value, valid).item(),
-            explained_variance=explained_variance(batch.value, returns, valid),
+            explained_variance=explained_by_family(batch.value, returns, valid, batch.obs.family),
             advantage_std=advantage_std,
             **{
                 name: fmean(seen[name])
@@ -256,7 +259,7 @@ class PPOAgent:
             learning_rate=self.optimizer.param_groups[0]["lr"],
             entropy_coef=self.entropy_coef,
             epsilon=self.epsilon,
-            value_scale=self.policy.network.value_scale.item(),
+            value_scale=self.policy.network.value_scale.mean().item(),
             head_entropy=tuple(fmean(seen[f"head_entropy.{name}"]) for name in HEAD_NAMES),
             head_kl=tuple(fmean(seen[f"head_kl.{name}"]) for name in HEAD_NAMES),
         )
@@ -281,7 +284,7 @@ class PPOAgent:
             "updates": self.updates,
             "imitations": self.imitations,
             "skipped_steps": self.skipped_steps,
-            "popart": self.popart.statistics.state_dict(),
+            "popart": [statistics.state_dict() for statistics in self.popart.statistics],
         }
 
     def _adam_tensors(self) -> dict[str, Tensor]:
@@ -332,7 +335,13 @@ class PPOAgent:
         )
         agent.updates, agent.imitations = header.updates, header.imitations
         agent.skipped_steps = header.skipped_steps
-        agent.popart.statistics.load_state_dict(asdict(header.popart))
+        if len(header.popart) != len(policy.families):
+            raise StructureError(
+                f"{origin}: popart has {len(header.popart)} statistics, must have {len(policy.families)}, "
+                "one for each family"
+            )
+        for statistics, stored in zip(agent.popart.statistics, header.popart, strict=True):
+            statistics.load_state_dict(asdict(stored))
         agent._load_adam(origin, parts["adam"])
         agent.buffer.load_state_tensors(header.buffer_length, parts["buffer"])
         return agent

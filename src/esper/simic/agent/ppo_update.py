@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -138,6 +139,21 @@ def normalize_advantages(advantages: Tensor, where: Tensor, *, floor: float) -> 
     return (advantages - mean) / max(std, floor), std
 
 
+def normalize_by_family(
+    advantages: Tensor, where: Tensor, family: Tensor, *, floors: Sequence[float]
+) -> tuple[Tensor, float]:
+    """`normalize_advantages` within each family [E, T], which has its own floor; also returns the mean of the
+    deviations. J has another scale in every family: without this, the widest one would be all that counts."""
+    normalized, deviations = torch.zeros_like(advantages), []
+    for index, floor in enumerate(floors):
+        own = family == index
+        if own.any():
+            scaled, deviation = normalize_advantages(advantages, where & own, floor=floor)
+            normalized = torch.where(own, scaled, normalized)
+            deviations.append(deviation)
+    return normalized, fmean(deviations)
+
+
 def policy_loss(logratio: Tensor, advantages: Tensor, where: Tensor, *, clip: float) -> Tensor:
     """The clipped surrogate on the joint ratio of all relevant heads."""
     ratio = logratio.exp()
@@ -156,6 +172,12 @@ def approx_kl(logratio: Tensor, where: Tensor) -> Tensor:
 
 def clipfrac(logratio: Tensor, where: Tensor, *, clip: float) -> Tensor:
     return masked_mean(((logratio.exp() - 1).abs() > clip).float(), where)
+
+
+def explained_by_family(value: Tensor, returns: Tensor, where: Tensor, family: Tensor) -> float:
+    """Mean of `explained_variance` over the families: that the families differ explains nothing."""
+    present = family[where].unique().tolist()
+    return fmean(explained_variance(value, returns, where & (family == index)) for index in present or [0])
 
 
 def explained_variance(value: Tensor, returns: Tensor, where: Tensor) -> float:

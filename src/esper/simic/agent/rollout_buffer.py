@@ -104,6 +104,8 @@ class RolloutBuffer:
             "slots": ((slots, slot_dim), floats),
             "quotes": ((slots, num_blueprints, quote_dim), floats),
             "blueprints": ((slots,), torch.int64),
+            "exists": ((slots,), flags),
+            "family": ((), torch.int64),
             **{f"mask.{name}": (mask_shapes[name], flags) for name in _MASK_NAMES},
             "actions": ((NUM_HEADS,), torch.int64),
             "behaviour_head_log_probs": ((NUM_HEADS,), floats),
@@ -140,14 +142,14 @@ class RolloutBuffer:
         valid: Tensor | None = None,
     ) -> None:
         """Write one column. `reset` [E]: the hidden state was zeroed before this step. `valid` [E] is False
-        for an env that was rolled back in this epoch: WAIT is recorded, the reward counts in totals only, and
-        the next step must be a reset."""
+        for an env that was rolled back in this epoch, and for one whose episode is over: WAIT is recorded,
+        the reward counts in totals only, and the next valid step must be a reset."""
         t = self.length
         if t == self.num_steps:
             raise EsperError(f"the rollout is full: {self.num_steps} steps; call update before adding more")
         valid = torch.ones_like(terminal) if valid is None else valid
         if t:
-            unreset = ~self.columns["valid"][:, t - 1] & ~reset
+            unreset = valid & ~self.columns["valid"][:, t - 1] & ~reset
             if unreset.any():
                 env = unreset.nonzero()[0, 0].item()
                 raise EsperError(f"env {env}: step {t} follows an invalid step and must be a reset")

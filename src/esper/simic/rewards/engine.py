@@ -161,9 +161,11 @@ class RewardEngine:
         *,
         gamma: float,
         num_envs: int,
+        first_env: int = 0,
         family: RewardFamily = RewardFamily.CONTRIBUTION,
         loss: LossRewardConfig | None = None,
     ) -> None:
+        """For the envs `first_env` … `first_env + num_envs − 1`."""
         if not isinstance(family, RewardFamily):
             raise EsperError(f"rewards: family is {family!r}; {allowed(RewardFamily)}")
         check_reward_mode(config.mode)
@@ -173,12 +175,18 @@ class RewardEngine:
         self.config, self.objective, self.gamma, self.family = config, objective, gamma, family
         self.loss = loss or LossRewardConfig()
         self._compute = compute_reward if family is RewardFamily.CONTRIBUTION else compute_loss_reward
-        self._memories = [EnvMemory() for _ in range(num_envs)]
+        self.envs = range(first_env, first_env + num_envs)
+        self._memories = {env_idx: EnvMemory() for env_idx in self.envs}
 
     def begin_episode(self, env_idx: int) -> None:
         """Forget the env's last episode."""
         self._memory(env_idx)
         self._memories[env_idx] = EnvMemory()
+
+    def begin_round(self) -> None:
+        """Forget the last episode of every env."""
+        for env_idx in self.envs:
+            self.begin_episode(env_idx)
 
     def __call__(self, inputs: RewardInputs) -> RewardComponentsTelemetry:
         """The reward of one step."""
@@ -209,7 +217,7 @@ class RewardEngine:
 
     def state(self) -> dict[str, Any]:
         """Family, mode and each env's memory as plain values."""
-        return asdict(EngineState(str(self.family), self.config.mode, self._memories))
+        return asdict(EngineState(str(self.family), self.config.mode, list(self._memories.values())))
 
     def load_state(self, state: object) -> None:
         """The inverse of `state`, decoded strictly."""
@@ -220,9 +228,9 @@ class RewardEngine:
                 raise StructureError(f"rewards: {name} is {theirs!r} in the state and {ours!r} here")
         if len(stored.envs) != len(self._memories):
             raise StructureError(f"rewards: state of {len(stored.envs)} envs, here are {len(self._memories)}")
-        self._memories = list(stored.envs)
+        self._memories = dict(zip(self.envs, stored.envs, strict=True))
 
     def _memory(self, env_idx: int) -> EnvMemory:
-        if not 0 <= env_idx < len(self._memories):
-            raise EsperError(f"rewards: env {env_idx} is unknown; allowed: 0 to {len(self._memories) - 1}")
+        if env_idx not in self._memories:
+            raise EsperError(f"rewards: env {env_idx} is unknown; allowed: {self.envs[0]} to {self.envs[-1]}")
         return self._memories[env_idx]

@@ -87,15 +87,26 @@ def emit_batch_completed(
     baseline_accuracy: float | None = None,
     seconds: float | None = None,
     phase_seconds: Mapping[str, float] | None = None,
+    objective_by_task: Mapping[str, float] | None = None,
+    accuracy_by_task: Mapping[str, float] | None = None,
+    baseline_by_task: Mapping[str, float] | None = None,
 ) -> None:
-    """End a round, after all its other events. `baseline_accuracy` is the mean of earlier rounds."""
+    """End a round, after all its other events. `baseline_accuracy` is the mean of earlier rounds. With
+    `baseline_by_task` every task is compared with its own."""
     phases = phase_seconds or {}
     if unknown := phases.keys() - set(PHASES):
         raise EsperError(f"phases {sorted(unknown)} are unknown; {allowed(PHASES)}")
+    limit = METRICS["batch_completed.accuracy_drop"].high
+    assert limit is not None
+    drops = {
+        task: check_performance_degradation((accuracy_by_task or {})[task], baseline, limit)[1]
+        for task, baseline in (baseline_by_task or {}).items()
+    }
     drop, degraded = None, None
-    if baseline_accuracy is not None:
-        limit = METRICS["batch_completed.accuracy_drop"].high
-        assert limit is not None
+    if drops:
+        drop = max(drops.values())
+        degraded = drop > limit
+    elif baseline_accuracy is not None:
         degraded, drop = check_performance_degradation(avg_accuracy, baseline_accuracy, limit)
     emit_event(
         hub,
@@ -114,6 +125,9 @@ def emit_batch_completed(
             "baseline_accuracy": baseline_accuracy,
             "accuracy_drop": drop,
             "degraded": degraded,
+            "objective_by_task": objective_by_task,
+            "accuracy_by_task": accuracy_by_task,
+            "drop_by_task": drops or None,
             "learning_rate": learning_rate,
             "entropy_coef": entropy_coef,
             "env_steps": env_steps,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRules:
-    """Rules of the whole run. Without `reward`, every step is paid 0."""
+    """Rules of one task in the whole run. Without `reward`, every step is paid 0."""
 
     slot_config: SlotConfig
     blueprints: frozenset[int]
@@ -63,9 +63,12 @@ class ActionRules:
     objective: ObjectiveConfig
     root_seed: int
     max_epochs: int
+    """The longest that an episode can last."""
     steps_per_epoch: int
     epochs_needed: tuple[int, ...]
     """By tempo: epochs from a germination to the decision that makes the seed permanent."""
+    task: str = ""
+    """Name of the task, for outcomes."""
     max_seeds: int = 0
     reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
@@ -83,7 +86,7 @@ class ActionContext:
     rules: ActionRules
     groups: Sequence[EnvGroup]
     validation: Validation
-    """Measures a network again that was rolled back in the last epoch, before its episode is closed."""
+    """Measures a network again that was rolled back in its last epoch, before its episode is closed."""
     epoch: int
     panics: Mapping[int, GovernorReport]
     cut_after: bool = False
@@ -91,15 +94,15 @@ class ActionContext:
 
     @property
     def members(self) -> list[tuple[ParallelEnvState, EnvGroup]]:
-        """Every env with its group, in env order."""
-        pairs = [(env, group) for group in self.groups for env in group.envs]
+        """Every env whose episode goes on with its group, in env order."""
+        pairs = [(env, group) for group in self.groups for env in group.active]
         return sorted(pairs, key=lambda pair: pair[0].env_idx)
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What happened, in env order. The `post_action_*` lists are filled where a rollout is cut, in the order
-    of the targets."""
+    """What happened, in env order, without envs whose episode was over before. The `post_action_*` lists are
+    filled where a rollout is cut, in the order of the targets."""
 
     outcomes: list[ActionOutcome] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -107,6 +110,8 @@ class ActionResult:
     """The parts of each reward; where an env was rolled back, the parts of its penalty."""
     valid: list[bool] = field(default_factory=list)
     """False where an env was rolled back: it made no decision in this epoch."""
+    ended: list[bool] = field(default_factory=list)
+    """True where this was the last epoch of an env's episode."""
     penalties: list[tuple[int, float]] = field(default_factory=list)
     """(env, amount) of each rollback. The amount belongs to the env's last decision before this epoch, which
     becomes terminal."""
@@ -122,12 +127,12 @@ def parse_sampled_action(
     reports: Mapping[str, SeedStateReport],
     rules: ActionRules,
     *,
-    epoch: int,
+    epochs_left: int,
     val_loss: float,
     val_accuracy: float,
 ) -> ActionSpec:
     """Decode the eight head indices, and let the governor's preflight decide whether the action can be
-    executed in this epoch. Pure."""
+    executed with so many epochs left after this one. Pure."""
     action = FactoredAction.from_indices(*indices)
     slot_id, position = resolve_target_slot(
         action.slot_idx, enabled_slots=rules.slot_config.slot_ids, slot_config=rules.slot_config
@@ -153,7 +158,7 @@ def parse_sampled_action(
             val_loss=val_loss,
             val_accuracy=val_accuracy,
             max_seeds=rules.max_seeds,
-            epochs_left=rules.max_epochs - epoch,
+            epochs_left=epochs_left,
             epochs_needed=rules.epochs_needed,
         ),
     )
@@ -169,8 +174,9 @@ def execute_actions(
     episode_outcomes: list[EpisodeOutcome],
     env_rollback_occurred: list[bool],
 ) -> ActionResult:
-    """Carry out one sampled action per env. The keyword lists are changed in place: those named `env_*` are
-    indexed by env; both lists of episodes receive the same outcome, once per finished episode."""
+    """Carry out one sampled action per env whose episode goes on. The keyword lists are changed in place:
+    those named `env_*` are indexed by env; both lists of episodes receive the same outcome, once per finished
+    episode."""
     result = ActionResult()
     for (env, group), indices in zip(context.members, actions, strict=True):
         spec = parse_sampled_action(
@@ -178,7 +184,7 @@ def execute_actions(
             indices,
             env.model.reports(),
             context.rules,
-            epoch=context.epoch,
+            epochs_left=env.epochs_left(context.epoch),
             val_loss=env.val_loss,
             val_accuracy=env.val_accuracy,
         )
@@ -200,7 +206,9 @@ def execute_actions(
         result.rewards.append(reward)
         result.components.append(paid)
         result.valid.append(not panicked)
-        if context.epoch >= context.rules.max_epochs:
+        env.done = env.epochs_left(context.epoch) == 0
+        result.ended.append(env.done)
+        if env.done:
             env_final_accs[env.env_idx] = env.val_accuracy
             env_total_rewards[env.env_idx] = env.total_reward
             finished = finish_episode(env, context)
@@ -333,8 +341,8 @@ def _roll_back(
     env.rollbacks += 1
     env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None
     env.reset_lstm_hidden()
-    if context.epoch >= rules.max_epochs:
-        context.validation.measure([group.only(env)], context.epoch)
+    if env.epochs_left(context.epoch) == 0:
+        context.validation.measure([group.only([env])], context.epoch)
     spec = replace(spec, op=LifecycleOp.WAIT)
     outcome = ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records)
     return outcome, paid, amount
@@ -373,7 +381,7 @@ def _reward(
         RewardInputs(
             env_idx=env.env_idx,
             epoch=context.epoch,
-            max_epochs=rules.max_epochs,
+            max_epochs=env.max_epochs,
             outcome=outcome,
             before=before,
             after=after,
@@ -386,6 +394,7 @@ def finish_episode(env: ParallelEnvState, context: ActionContext) -> EpisodeOutc
     final, prices = measure(env), context.rules.objective
     return EpisodeOutcome(
         env_id=env.env_idx,
+        task=context.rules.task,
         episode_idx=env.episode_idx,
         epochs=context.epoch,
         final_accuracy=final.accuracy,
@@ -431,7 +440,7 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
             compute_action_masks(
                 states,
                 rules.blueprint_mask,
-                epochs_left=rules.max_epochs - context.epoch - 1,
+                epochs_left=env.epochs_left(context.epoch + 1),
                 epochs_needed=rules.epochs_needed,
                 max_seeds=rules.max_seeds,
             )

@@ -85,7 +85,7 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for i, (group, measured) in enumerate(zip(groups, stats, strict=True)):
         (loss_sum, correct), gradients, sensors = values[3 * i : 3 * i + 3]
         group.model.record_gradients(measured, gradients)
-        for env in group.envs:
+        for env in group.active:
             env.sensors = {name: rows[env.row] for name, rows in zip(group.sensed(), sensors, strict=True)}
             env.train_loss = loss_sum[env.row] / group.batches
             env.train_correct = round(correct[env.row])

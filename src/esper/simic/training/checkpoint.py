@@ -24,7 +24,7 @@ from esper._archive import load_tensors, read_archive, write_archive
 from esper._files import check_version, decode
 from esper.kasmina.seed import Seed
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
-from esper.leyline import EsperError, LifecycleOp, StructureError, blueprint_ids
+from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, StructureError, blueprint_ids
 from esper.nissa import RunDirectory
 from esper.simic.agent.normalization import RewardScaleState
 from esper.simic.attribution import CoalitionTable
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 KIND = "run"
 VERSION = 4
 """Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy. Seeds of
-version 2 have a target of their first alpha ramp. Version 3 lacks the names of the blueprints."""
+version 2 have a target of their first alpha ramp. Version 3 lacks the names of the blueprints, and holds one
+task, all of whose episodes end together."""
 BEST = "best.safetensors"
 MAY_CHANGE = frozenset(
     {"rounds", "telemetry_dir", "telemetry", "checkpoint_every", "keep_last", "resume", "data_root"}
@@ -81,7 +82,7 @@ class BestState:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecorderState:
     accuracies: list[float]
-    round_accuracies: list[float]
+    round_accuracies: dict[str, list[float]]
     level: Annotated[int, msgspec.Meta(ge=0, le=3)]
     round_idx: Count | None
 
@@ -99,6 +100,7 @@ class LedgerState:
     final_accs: list[float]
     total_rewards: list[float]
     rollback_occurred: list[bool]
+    outcomes: list[EpisodeOutcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,8 @@ class EnvValues:
     val_correct: Count
     val_total: Count
     episode_idx: Count
+    max_epochs: Count
+    done: bool
     sensors: dict[str, list[float]]
     germinated: Count
     fossilized: Count
@@ -157,10 +161,11 @@ class EnvState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
-    """An unfinished round. Data, rewards and scalers decode their own state."""
+    """An unfinished round. Data and rewards (one of each for every task) and scalers decode their own
+    state."""
 
-    data: dict[str, Any]
-    rewards: dict[str, Any]
+    data: list[dict[str, Any]]
+    rewards: list[dict[str, Any]]
     decisions: DecisionsState
     ledger: LedgerState
     scalers: list[dict[str, Any]]
@@ -493,10 +498,10 @@ def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) ->
         tensors |= {"hidden.h": trainer.hidden[0], "hidden.c": trainer.hidden[1]}
     tensors["reset"] = trainer.reset
     return {
-        "data": env.train.state(),
-        "rewards": trainer.context.rewards.state(),
+        "data": [part.train.state() for part in env.parts],
+        "rewards": [rewards.state() for rewards in trainer.context.rewards],
         "decisions": _decided(trainer.decisions),
-        "ledger": {field.name: getattr(env.ledger, field.name) for field in fields(LedgerState)},
+        "ledger": asdict(env.ledger),
         "scalers": [group.scaler.state_dict() for group in env.groups],
         "envs": [_capture_env(group, member, tensors) for group in env.groups for member in group.envs],
     }
@@ -581,13 +586,15 @@ def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
 def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], state: RoundState) -> None:
     env = trainer.env
     env.begin_round(trainer.progress.round_idx)
-    env.train.load_state(state.data)
-    trainer.context.rewards.load_state(state.rewards)
+    for part, data in zip(env.parts, state.data, strict=True):
+        part.train.load_state(data)
+    for engine, memory in zip(trainer.context.rewards, state.rewards, strict=True):
+        engine.load_state(memory)
     decisions = trainer.decisions
     decisions.offered[:] = torch.tensor(state.decisions.offered)
     decisions.counts, decisions.successes = state.decisions.counts, state.decisions.successes
     decisions.rewards = state.decisions.rewards
-    env.ledger = Ledger(**{field.name: getattr(state.ledger, field.name) for field in fields(LedgerState)})
+    env.share(Ledger(**{field.name: getattr(state.ledger, field.name) for field in fields(LedgerState)}))
     hidden = [tensors[name].to(trainer.device) for name in ("hidden.h", "hidden.c") if name in tensors]
     trainer.hidden = (hidden[0], hidden[1]) if hidden else None
     trainer.reset = tensors["reset"].to(trainer.device)

@@ -44,16 +44,17 @@ class TrainingConfig:
     """All settings of a run. The constructor also accepts lists for tuples, names for enum members and
     mappings for sections, and stores them as declared."""
 
-    task: str = "digits_shift"
-    """Name of the task, optionally with changes: digits_shift:base=8. `esper config tasks` lists them."""
+    task: str | tuple[str, ...] = "digits_shift"
+    """Name of the task, optionally with changes: digits_shift:base=8. `esper config tasks` lists them. With
+    several names one policy is trained on all of these tasks side by side."""
     policy: Policy = "ppo"
     """Policy that decides: ppo (trained), heuristic (fixed rules), random (uniform over legal actions) or
     wait (never acts)."""
     rounds: int = 100
     """Number of training rounds. In each round, every env plays one episode."""
     envs: int = 64
-    """Number of networks that are trained side by side, one per env. A multiple of the population is
-    cheapest: the unused rows of a population cost as much as the others."""
+    """Number of networks of each task that are trained side by side, one per env. A multiple of the
+    population is cheapest: the unused rows of a population cost as much as the others."""
     twins: int = 1
     """Number of consecutive envs that share initial weights, data and condition. Their advantages are taken
     relative to their mean, which removes the noise that they share."""
@@ -131,7 +132,7 @@ class TrainingConfig:
     """Number of updates from each round of the teacher."""
     heuristic: HeuristicConfig = field(default_factory=dict)  # type: ignore[assignment]
     """Thresholds of the heuristic, as policy and as teacher. Those that are not given are the tuned ones that
-    ship for the task, if there are any."""
+    ship for the task, if there are any; for several tasks they are the defaults."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -147,7 +148,8 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         nested = unflatten(flatten(_shallow(self), "config"))
-        nested["heuristic"] = _shallow(tuned_thresholds(nested["task"])) | nested.get("heuristic", {})
+        tuned = tuned_thresholds(nested["task"]) if isinstance(nested["task"], str) else HeuristicConfig()
+        nested["heuristic"] = _shallow(tuned) | nested.get("heuristic", {})
         for name, kind in kinds(type(self)).items():
             object.__setattr__(self, name, _build(kind, nested.get(name, {})))
         mode = LEAVES["reward.mode"]
@@ -225,6 +227,11 @@ class TrainingConfig:
                 f"{mode}: size has no price there that could rise"
             )
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of all tasks."""
+        return (self.task,) if isinstance(self.task, str) else self.task
+
     def to_train_kwargs(self) -> dict[str, Any]:
         """The fields as they are: `TrainingConfig(**config.to_train_kwargs()) == config`."""
         return _shallow(self)
@@ -275,6 +282,8 @@ def _sections(section: Any, prefix: str = "") -> dict[str, Any]:
     return sections
 
 
+NAMES = str | tuple[str, ...]
+"""Type of a setting that is one name or several."""
 LEAVES: Mapping[str, Any] = _paths(TrainingConfig)
 """Every single setting by its dotted path, with its type."""
 SECTIONS: Mapping[str, Any] = _sections(TrainingConfig)
@@ -325,7 +334,14 @@ def limits(path: str) -> tuple[float, float] | None:
 def optional(kind: Any) -> tuple[Any, bool]:
     """A type without its None, and whether it had one."""
     inner = [arg for arg in get_args(kind) if arg is not NoneType]
-    return (inner[0], True) if get_origin(kind) is UnionType else (kind, False)
+    if get_origin(kind) is not UnionType or NoneType not in get_args(kind):
+        return kind, False
+    return inner[0], True
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a setting takes several values. One that also takes a single value stores it alone."""
+    return get_origin(kind) is tuple or kind == NAMES
 
 
 def choices(kind: Any) -> tuple[str, ...]:
@@ -349,6 +365,8 @@ def _decode(path: str, value: Any, kind: Any, origin: str) -> Any:
     inner, may_be_none = optional(kind)
     if value is None and may_be_none:
         return None
+    if inner == NAMES:
+        return _decode_names(path, value, origin)
     if get_origin(inner) is tuple and isinstance(value, (list, tuple)):
         item_kind = get_args(inner)[0]
         return tuple(_decode(path, item, item_kind, origin) for item in value)
@@ -370,6 +388,15 @@ def _decode(path: str, value: Any, kind: Any, origin: str) -> Any:
     if bounds is not None and not bounds[0] <= decoded <= bounds[1]:
         raise EsperError(f"{origin}: {path} is {shorten(value)}, must be {_wanted(path, inner)}")
     return decoded
+
+
+def _decode_names(path: str, value: Any, origin: str) -> str | tuple[str, ...]:
+    """One name alone, several as a tuple."""
+    names = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    decoded = tuple(_decode(path, name, str, origin) for name in names)
+    if not decoded:
+        raise EsperError(f"{origin}: {path} is empty; give one name or more")
+    return decoded[0] if len(decoded) == 1 else decoded
 
 
 def _wanted(path: str, kind: Any) -> str:
@@ -408,8 +435,8 @@ def _from_text(kind: Any, text: Any) -> Any:
     kind, may_be_none = optional(kind)
     if may_be_none and text in ("none", "null", ["none"]):
         return None
-    if isinstance(text, list) and get_origin(kind) is tuple:
-        return [_from_text(get_args(kind)[0], item) for item in text]
+    if isinstance(text, list) and is_list(kind):
+        return text if kind == NAMES else [_from_text(get_args(kind)[0], item) for item in text]
     if not isinstance(text, str):
         return text
     try:

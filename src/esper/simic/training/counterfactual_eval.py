@@ -76,7 +76,7 @@ def plan_coalitions(group: EnvGroup, root_seed: int, epoch: int) -> dict[int, li
     """The coalitions to evaluate for each env's row, enough for every attribution of its seeds. Above four
     seeds their orders are sampled, from the env's own stream."""
     wanted = {}
-    for env in group.envs:
+    for env in group.active:
         seed = stream_seed(root_seed, "sampling", env.episode_idx, env.world, epoch)
         wanted[env.row] = required_coalitions(
             blended_slots(group.model, env.row),
@@ -124,10 +124,10 @@ def finish_validation(groups: Sequence[EnvGroup], tallies: Sequence[ValidationTa
         group.synchronize()
     numbers = to_host([torch.stack([t.loss_sum, t.correct.to(t.loss_sum.dtype)]) for t in tallies])
     for group, tally, (loss_sum, correct) in zip(groups, tallies, numbers, strict=True):
-        by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.envs}
+        by_row: dict[int, dict[Coalition, tuple[float, float]]] = {env.row: {} for env in group.active}
         for row, coalition, loss, hits in zip(tally.rows, tally.coalitions, loss_sum, correct, strict=True):
             by_row[row][coalition] = (loss / tally.samples, 100.0 * hits / tally.targets)
-        for env in group.envs:
+        for env in group.active:
             _record(env, CoalitionTable(by_row[env.row], fossilized_slots(env)), tally.targets)
 
 

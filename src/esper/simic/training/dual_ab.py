@@ -84,13 +84,13 @@ def train_dual_ab(**fields: Any) -> ABResult:
         raise EsperError(f"A/B: ab_reward_modes is {config.ab_reward_modes}, needs two or more modes")
     from esper.runtime.tasks import get_task_spec
 
-    task = vectorized.resolve_task(config, get_task_spec(config.task))
+    tasks = vectorized.resolve_tasks(config, [get_task_spec(name) for name in config.tasks])
     with ExitStack() as runs:
         runs.callback(vectorized.clear_stop)
         groups = {
             mode: runs.enter_context(
                 vectorized.open_trainer(
-                    _group(config, mode), task, TelemetryHub([_Progress(vectorized.get_hub())])
+                    _group(config, mode), tasks, TelemetryHub([_Progress(vectorized.get_hub())])
                 )
             )
             for mode in config.ab_reward_modes

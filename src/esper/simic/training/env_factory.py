@@ -56,11 +56,13 @@ def create_env_group(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss_scaling: bool = False,
     twins: int = 1,
+    first_env: int = 0,
     extra_sensors: tuple[Sensor, ...] = (),
 ) -> EnvGroup:
-    """A population on one device with one env in each of its first rows; the other rows are idle. Half
-    precision needs `loss_scaling`. `twins` is the number of consecutive envs that share initial weights, data
-    and condition."""
+    """A population on one device with one env in each of its first rows; the other rows are idle. `env_ids`
+    are the envs' numbers within the task, and `first_env` is the `env_idx` of number 0. Half precision needs
+    `loss_scaling`. `twins` is the number of consecutive envs that share initial weights, data and
+    condition."""
     if not 1 <= len(env_ids) <= population:
         raise PopulationError(
             f"{len(env_ids)} envs for a population of {population}; allowed: 1 to {population}"
@@ -83,9 +85,17 @@ def create_env_group(
     setting = task_setting(task)
     group.envs = [
         create_env_state(
-            group, row, env_id, task, setting=setting, world=env_id // twins, governor=governor, hub=hub
+            group,
+            row,
+            first_env + number,
+            task,
+            setting=setting,
+            number=number,
+            world=number // twins,
+            governor=governor,
+            hub=hub,
         )
-        for row, env_id in enumerate(env_ids)
+        for row, number in enumerate(env_ids)
     ]
     reset_group(group, task, root_seed=root_seed, first_episode=0)
     return group
@@ -98,6 +108,7 @@ def create_env_state(
     task: TaskSpec,
     *,
     setting: Setting,
+    number: int,
     world: int,
     governor: GovernorConfig | None = None,
     hub: TelemetryHub | None = None,
@@ -114,6 +125,7 @@ def create_env_state(
         device=device,
         env_idx=env_idx,
         world=world,
+        number=number,
         governor=TolariaGovernor(
             GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss
         ),
@@ -132,7 +144,7 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
         task.prepare_row(
             group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world
         )
-        env.episode_idx = first_episode
+        env.episode_idx, env.max_epochs, env.done = first_episode, task.episode_length, False
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0
         env.last_op, env.last_success = LifecycleOp.WAIT, True
@@ -173,6 +185,7 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         root_seed=root_seed,
         max_epochs=task.episode_length,
         steps_per_epoch=task.steps_per_epoch,
+        task=task.name,
         epochs_needed=epochs_needed(task),
         max_seeds=max_seeds,
     )

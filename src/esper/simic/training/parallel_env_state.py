@@ -6,7 +6,7 @@ metrics are stored once per epoch, from a single transfer."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -41,6 +41,8 @@ class ParallelEnvState:
     world: int
     """Number of its random streams. Envs of the same world have the same initial weights, data and
     condition."""
+    number: int
+    """Its number within its task. `env_idx` counts through all tasks of a run."""
 
     governor: TolariaGovernor
     signal_tracker: SignalTracker
@@ -72,6 +74,10 @@ class ParallelEnvState:
     """For a policy that decides for this env alone. A batched policy's state is kept by the trainer."""
 
     episode_idx: int = 0
+    max_epochs: int = 0
+    """Number of epochs of its episode."""
+    done: bool = False
+    """Its episode is over: it takes no part in anything until the next round."""
     sensors: dict[str, list[float]] = field(default_factory=dict)
     """Sensors of the epoch's last step by name, one number per slot."""
     coalitions: CoalitionTable | None = None
@@ -93,6 +99,10 @@ class ParallelEnvState:
     @property
     def row(self) -> int:
         return self.model.row
+
+    def epochs_left(self, epoch: int) -> int:
+        """Epochs after this one; 0 in its last."""
+        return self.max_epochs - epoch
 
     @property
     def active_slot(self) -> str | None:
@@ -158,10 +168,15 @@ class EnvGroup:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
         self.zero_accumulators()
 
-    def only(self, env: ParallelEnvState) -> EnvGroup:
-        """The same population with this env alone."""
+    @property
+    def active(self) -> list[ParallelEnvState]:
+        """The envs whose episode goes on."""
+        return [env for env in self.envs if not env.done]
+
+    def only(self, envs: Sequence[ParallelEnvState]) -> EnvGroup:
+        """The same population with these envs alone."""
         group = copy(self)
-        group.envs = [env]
+        group.envs = list(envs)
         return group
 
     def begin_epoch(self, lr_factor: float = 1.0) -> None:
@@ -177,7 +192,7 @@ class EnvGroup:
         self.correct = torch.zeros(self.model.population, device=self.device)
         self.batches = self.samples = 0
         self.sensors = None
-        for env in self.envs:
+        for env in self.active:
             env.zero_accumulators()
 
     def sensed(self) -> dict[str, Tensor]:

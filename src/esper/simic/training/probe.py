@@ -17,7 +17,6 @@ import torch
 
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.evaluation import TRAINING, populations
 from esper.tamiyo import FixedSchedule
 from esper.tamiyo.schedules import Pattern, Schedule, Schedules, load_schedules, marks
@@ -88,7 +87,7 @@ def fit_probe(
         env.train_epoch(1)
         env.validate(1)
         sensed = env.sense(1)
-        observed.append(flat(batch_signals_to_features(sensed.signals, sensed.table, env.envs, "cpu")))
+        observed.append(flat(env.observe(sensed)[0]))
         advance(len(env.envs))
     features = np.concatenate(observed)
     mean, scale = features.mean(0), features.std(0) + 1e-6

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.vector_env import Observation, VectorEnv
+    from esper.simic.training.task_envs import Moment, TaskEnvs
     from esper.simic.training.vectorized_trainer import Progress
 
 BASELINE_ROUNDS = 10
-"""Number of earlier rounds whose mean accuracy a round is compared with."""
+"""Number of earlier rounds with whose mean accuracy a task's accuracy in a round is compared."""
 
 
 class RunRecorder:
@@ -69,7 +70,7 @@ class RunRecorder:
         self._check_stability = check_numerical_stability
         self._accuracies: list[float] = []  # of the epochs of this round, mean over envs
         self._trained = 0.0  # seconds of this round, as of the last epoch
-        self._round_accuracies: list[float] = []
+        self._round_accuracies: dict[str, list[float]] = {}  # of the last rounds, by task
         self._began = time.perf_counter()
         self.hub.level = config.telemetry.level
 
@@ -83,38 +84,41 @@ class RunRecorder:
 
     # -- the run ---------------------------------------------------------------------------------------------
 
-    def begin_run(self, env: VectorEnv) -> None:
-        config, rules = self.config, env.rules
+    def begin_run(self, env: TaskEnvs) -> None:
+        config, parts = self.config, env.parts
+        slots = {part.task.name: list(part.rules.slot_config.slot_ids) for part in parts}
         family = config.reward_family.value
         emit_event(
             self.hub,
             TelemetryEventType.RUN_STARTED,
             {
-                "task": config.task,
+                "task": " ".join(env.tasks),
                 "policy": config.policy,
                 "reward_mode": config.reward.mode if family == "contribution" else family,
                 "seed": config.seed,
                 "rounds": config.rounds,
-                "envs": config.envs,
-                "episode_length": rules.max_epochs,
-                "slots": list(rules.slot_config.slot_ids),
+                "envs": len(env.envs),
+                "episode_length": env.max_epochs,
+                "slots": list(dict.fromkeys(chain.from_iterable(slots.values()))),
                 "host_params": env.groups[0].model.host_params,
+                "slots_by_task": slots,
+                "envs_by_task": {part.task.name: len(part.envs) for part in parts},
+                "epochs_by_task": {part.task.name: part.rules.max_epochs for part in parts},
+                "params_by_task": {part.task.name: part.task.host_params for part in parts},
             },
         )
 
-    def end_run(
-        self, status: str, progress: Progress, *, max_epochs: int, message: str | None = None
-    ) -> None:
-        rounds = len(progress.history)
+    def end_run(self, status: str, progress: Progress, *, message: str | None = None) -> None:
+        history = progress.history
         emit_event(
             self.hub,
             TelemetryEventType.RUN_ENDED,
             {
                 "status": status,
                 "message": message,
-                "rounds_completed": rounds,
-                "episodes_completed": rounds * self.config.envs,
-                "env_steps": rounds * self.config.envs * max_epochs,
+                "rounds_completed": len(history),
+                "episodes_completed": history[-1].episodes_completed if history else 0,
+                "env_steps": history[-1].env_steps if history else 0,
                 "seconds": time.perf_counter() - self._began,
             },
         )
@@ -125,17 +129,17 @@ class RunRecorder:
         self.hub.level = handle_telemetry_escalation(self.detector.report, self.config.telemetry)
         self._accuracies, self._trained = [], 0.0
 
-    def begin_epoch(self, env: VectorEnv, epoch: int) -> None:
+    def begin_epoch(self, env: TaskEnvs, epoch: int) -> None:
         """Set what is recorded of the slots. It does not change what is measured."""
         telemetry = replace(self.config.telemetry, level=self.level)
-        for member in env.envs:
-            configure_slot_telemetry(
-                member, telemetry, epoch, member.episode_idx * env.rules.max_epochs + epoch
-            )
+        for part in env.running:
+            for member in part.envs:
+                before = member.episode_idx * part.rules.max_epochs
+                configure_slot_telemetry(member, telemetry, epoch, before + epoch)
 
     def end_round(
         self,
-        env: VectorEnv,
+        env: TaskEnvs,
         summary: BatchSummary,
         agent: PPOAgent | None,
         offered: Tensor,
@@ -149,7 +153,7 @@ class RunRecorder:
                 )
             emit_episode_outcome(self.hub, outcome, device=member.device)
         emit_action_distribution(self.hub, dict(summary.action_counts), dict(summary.action_successes))
-        asked = len(env.envs) * env.rules.max_epochs
+        asked = sum(outcome.epochs for outcome in env.ledger.outcomes)
         emit_mask_hit_rates(
             self.hub,
             {
@@ -158,7 +162,8 @@ class RunRecorder:
             },
         )
         active = next((member for member in env.envs if member.active_slot is not None), None)
-        earlier = self._round_accuracies[-BASELINE_ROUNDS:]
+        accuracies = {task: figures.mean_accuracy for task, figures in summary.by_task.items()}
+        earlier = self._round_accuracies
         emit_batch_completed(
             self.hub,
             summary.round_idx,
@@ -176,30 +181,36 @@ class RunRecorder:
             avg_objective=summary.mean_objective,
             avg_added_params=summary.mean_added_params,
             rollbacks=summary.rollbacks,
-            env_steps=summary.episodes_completed * env.rules.max_epochs,
-            baseline_accuracy=fmean(earlier) if earlier else None,
+            env_steps=summary.env_steps,
+            baseline_accuracy=fmean(map(fmean, earlier.values())) if earlier else None,
+            objective_by_task={task: f.mean_objective for task, f in summary.by_task.items()},
+            accuracy_by_task=accuracies,
+            baseline_by_task={task: fmean(earlier[task]) for task in accuracies if earlier.get(task)},
             seconds=sum(seconds.values()),
             phase_seconds=seconds,
         )
-        self._round_accuracies.append(summary.mean_accuracy)
-        emit_anomaly_diagnostics(self.hub, self.detector.report, summary.round_idx, env.rules.max_epochs)
+        self._round_accuracies = {
+            task: [*earlier.get(task, ()), accuracy][-BASELINE_ROUNDS:]
+            for task, accuracy in accuracies.items()
+        }
+        emit_anomaly_diagnostics(self.hub, self.detector.report, summary.round_idx, env.max_epochs)
         self.hub.flush()
 
     # -- steps -----------------------------------------------------------------------------------------------
 
     def step(
         self,
-        env: VectorEnv,
-        seen: Observation,
+        env: TaskEnvs,
+        seen: Moment,
         step: PolicyStep,
         actions: Sequence[Sequence[int]],
         result: ActionResult,
         trained: float,
     ) -> None:
-        """Emit one decision of every env. The actions are on the host already; probabilities of operations
+        """Emit the decisions of an epoch. The actions are on the host already; probabilities of operations
         and confidences of heads take one transfer each. `trained` is the training time of this round so far,
         in seconds."""
-        self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
+        self._accuracies.append(fmean(member.val_accuracy for member in seen.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
                 emit_cf_unavailable(
@@ -216,9 +227,9 @@ class RunRecorder:
         legal = seen.masks.op.tolist()
         ratios = _seed_gradients(env) if self.level >= TelemetryLevel.DEBUG else {}
         each, self._trained = max(trained - self._trained, 1e-9), trained
-        for i, (member, outcome) in enumerate(zip(env.envs, result.outcomes, strict=True)):
-            *heads, log_prob, value = confidences[i]
-            group = env.group_of(member)
+        for i, (row, member) in enumerate(zip(seen.rows, seen.envs, strict=True)):
+            *heads, log_prob, value = confidences[row]
+            group, outcome = env.group_of(member), result.outcomes[i]
             op = outcome.spec.op
             emit_last_action(
                 self.hub,
@@ -228,13 +239,13 @@ class RunRecorder:
                 outcome.spec.slot_id,
                 result.rewards[i],
                 member.total_reward,
-                dict(zip(OP_NAMES, legal[i], strict=True)),
+                dict(zip(OP_NAMES, legal[row], strict=True)),
                 self.level,
-                indices=actions[i] if op is not LifecycleOp.WAIT else None,
+                indices=actions[row] if op is not LifecycleOp.WAIT else None,
                 outcome=outcome,
                 log_prob=log_prob,
                 value=value,
-                op_probs=op_probs[i],
+                op_probs=op_probs[row],
                 confidences=heads,
                 epoch=seen.epoch,
                 seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
@@ -291,17 +302,17 @@ class RunRecorder:
     def state(self) -> dict[str, Any]:
         return {
             "accuracies": self._accuracies,
-            "round_accuracies": self._round_accuracies[-BASELINE_ROUNDS:],
+            "round_accuracies": self._round_accuracies,
             "level": self.hub.level,
             "round_idx": self.hub.round_idx,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._accuracies, self._round_accuracies = list(state["accuracies"]), list(state["round_accuracies"])
+        self._accuracies, self._round_accuracies = list(state["accuracies"]), dict(state["round_accuracies"])
         self.hub.level, self.hub.round_idx = state["level"], state["round_idx"]
 
 
-def _seed_gradients(env: VectorEnv) -> dict[int, dict[str, float]]:
+def _seed_gradients(env: TaskEnvs) -> dict[int, dict[str, float]]:
     """The last step's ratio of each learning seed's gradient to its host's, by env and slot."""
     measured = [
         (group, slot, ratio)

@@ -1,15 +1,17 @@
 """Many growing networks as one environment: the phases of an epoch in their order, without a policy.
 
 TRAIN → VALIDATE → SENSE, then the caller passes one action per env, then ACT and TICK. A trainer calls the
-phases one by one; `step` runs them all.
+phases one by one; `step` runs them all. Episodes may end at different times: an env whose episode is over
+takes no part in the rest of its round.
 
-E envs, S slots.
+E envs, A of them with an episode that goes on, S slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ from esper.leyline import (
     ActionMasks,
     EpisodeOutcome,
     GovernorReport,
+    PolicyObservation,
     ReportArray,
     SeedStateReport,
     TrainingSignals,
@@ -32,6 +35,7 @@ from esper.leyline import (
 from esper.runtime.data import validation_batches
 from esper.simic.training.action_execution import ActionContext, ActionResult, ActionRules, execute_actions
 from esper.simic.training.batch_ops import (
+    batch_signals_to_features,
     finish_training,
     process_train_batch,
     process_val_batch,
@@ -41,6 +45,7 @@ from esper.simic.training.batch_ops import (
 from esper.simic.training.counterfactual_eval import Validation
 from esper.simic.training.env_factory import reset_group
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.simic.training.stacking import with_empty_rows
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 
 if TYPE_CHECKING:
@@ -50,26 +55,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The state of all envs at a decision, in env order."""
+    """The state of the envs that decide, in env order."""
 
     epoch: int
+    envs: list[ParallelEnvState]
+    rows: list[int]
+    """Place of each of them among all envs."""
     signals: list[TrainingSignals]
     reports: list[dict[str, SeedStateReport]]
-    table: ReportArray  # [E, S]
-    sensors: dict[str, npt.NDArray[np.float64]]  # by name, [E, S] each
-    masks: ActionMasks
+    table: ReportArray  # [A, S]
+    sensors: dict[str, npt.NDArray[np.float64]]  # by name, [A, S] each
+    masks: ActionMasks  # [A, …]
     panics: dict[int, GovernorReport]
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Results of a round, filled step by step; the first three are indexed by env."""
+    """Results of a round, filled step by step; the first three are indexed by `env_idx`."""
 
     final_accs: list[float]
     total_rewards: list[float]
     rollback_occurred: list[bool]
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
-    """In env order, once the round is over."""
+    """As episodes end; in env order once the round is over."""
 
 
 EVALUATION_BATCH = 256
@@ -100,7 +108,6 @@ class VectorEnv:
         self.envs: list[ParallelEnvState] = sorted(
             (env for group in self.groups for env in group.envs), key=lambda e: e.env_idx
         )
-        self._group_of = {env.env_idx: group for group in self.groups for env in group.envs}
         self.ledger = Ledger([], [], [])
         self.episode = 0
 
@@ -115,29 +122,42 @@ class VectorEnv:
         size = 1 + max(env.env_idx for env in self.envs)
         self.ledger = Ledger([0.0] * size, [0.0] * size, [False] * size)
 
+    @property
+    def done(self) -> bool:
+        """Whether all episodes of the round are over."""
+        return all(env.done for env in self.envs)
+
     # -- the phases ------------------------------------------------------------------------------------------
 
     def train_epoch(self, epoch: int) -> None:
-        """One epoch of training of every network."""
+        """One epoch of training of every population that has an env whose episode goes on."""
         factor = self.task.lr_factor(epoch)
-        for group in self.groups:
+        running = [group for group in self.groups if group.active]
+        for group in running:
             group.begin_epoch(factor)
         for batches in self.train:
             for group, batch in zip(self.groups, batches, strict=True):
-                process_train_batch(group, batch.x, batch.y, self.criterion, sense=self.train.epoch_done)
-        finish_training(self.groups)
+                if group.active:
+                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=self.train.epoch_done)
+        finish_training(running)
 
     def validate(self, epoch: int) -> None:
-        """Evaluate every coalition of every env on the shared validation set. That of the last epoch may be
-        larger: it decides J."""
-        self._validation_at(epoch).measure(self.groups, epoch)
-
-    def _validation_at(self, epoch: int) -> Validation:
-        return self.final_validation if epoch == self.rules.max_epochs else self.validation
+        """Evaluate every coalition of every env on the shared validation set. That of an env's last epoch may
+        be larger: it decides J."""
+        for validation, is_last in ((self.validation, False), (self.final_validation, True)):
+            groups = [
+                group.only(chosen)
+                for group in self.groups
+                if (chosen := [e for e in group.active if (e.epochs_left(epoch) == 0) is is_last])
+            ]
+            if groups:
+                validation.measure(groups, epoch)
 
     def sense(self, epoch: int) -> Observation:
         """Check the losses, and collect signals, reports, sensors and masks."""
-        checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in self.envs}
+        rows = [row for row, env in enumerate(self.envs) if not env.done]
+        envs = [self.envs[row] for row in rows]
+        checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
         time = self.rules.time_left(epoch)
         signals = [
@@ -148,28 +168,46 @@ class VectorEnv:
                 val_loss=env.val_loss,
                 val_accuracy=env.val_accuracy,
             )
-            for env in self.envs
+            for env in envs
         ]
-        reports = [env.model.reports() for env in self.envs]
+        reports = [env.model.reports() for env in envs]
         table = stack_reports(reports, self.rules.slot_config)
         masks = compute_action_masks(
             build_slot_states(table),
             self.rules.blueprint_mask,
-            epochs_left=self.rules.max_epochs - epoch,
+            epochs_left=[env.epochs_left(epoch) for env in envs],
             epochs_needed=self.rules.epochs_needed,
             max_seeds=self.rules.max_seeds,
         )
-        return Observation(epoch, signals, reports, table, stack_sensors(self.envs), masks, panics)
+        return Observation(epoch, envs, rows, signals, reports, table, stack_sensors(envs), masks, panics)
+
+    def observe(
+        self, seen: Observation, device: torch.device | str = "cpu"
+    ) -> tuple[PolicyObservation, ActionMasks]:
+        """Input of a policy that decides for all envs, [E, …]; rows of envs that decide nothing are empty."""
+        obs = batch_signals_to_features(seen.signals, seen.table, seen.envs, device)
+        count = len(self.envs)
+        return with_empty_rows(obs, seen.rows, count), with_empty_rows(seen.masks, seen.rows, count)
+
+    def observe_ahead(self, result: ActionResult, device: torch.device | str = "cpu") -> PolicyObservation:
+        """The states that follow the steps at which a rollout was cut, [E, …]; other rows are empty."""
+        cut = [env_idx for env_idx, _ in result.truncated_bootstrap_targets]
+        rows = [row for row, env in enumerate(self.envs) if env.env_idx in cut]
+        table = stack_reports(result.post_action_slot_reports, self.rules.slot_config)
+        envs = [self.envs[row] for row in rows]
+        obs = batch_signals_to_features(result.post_action_signals, table, envs, device)
+        return with_empty_rows(obs, rows, len(self.envs))
 
     def act(
         self, seen: Observation, actions: Sequence[Sequence[int]], *, cut_after: bool = False
     ) -> ActionResult:
-        """Execute one action per env (indices in head order), tick the clock and, in the last epoch, close
-        the episodes."""
-        validation = self._validation_at(seen.epoch)
-        context = ActionContext(self.rules, self.groups, validation, seen.epoch, seen.panics, cut_after)
+        """Execute one action for each env that decides (indices in head order), tick the clock, and close the
+        episodes whose last epoch this was."""
+        context = ActionContext(
+            self.rules, self.groups, self.final_validation, seen.epoch, seen.panics, cut_after
+        )
         ledger = self.ledger
-        return execute_actions(
+        result = execute_actions(
             context,
             actions,
             env_final_accs=ledger.final_accs,
@@ -178,6 +216,9 @@ class VectorEnv:
             episode_outcomes=ledger.outcomes,
             env_rollback_occurred=ledger.rollback_occurred,
         )
+        if self.done:
+            ledger.outcomes.sort(key=attrgetter("env_id"))
+        return result
 
     def step(self, epoch: int, decide: Callable[[Observation], Sequence[Sequence[int]]]) -> ActionResult:
         """One epoch, all phases."""
@@ -210,7 +251,3 @@ class VectorEnv:
             x, y = batch.x.to(group.device), batch.y.to(group.device)
             correct = correct + process_val_batch(group, x, y, self.criterion)[1]
         return correct
-
-    def group_of(self, env: ParallelEnvState) -> EnvGroup:
-        """The group that an env belongs to."""
-        return self._group_of[env.env_idx]

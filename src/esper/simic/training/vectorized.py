@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
+from esper.simic.training.task_envs import TaskEnvs, TaskPolicies
 from esper.simic.training.vector_env import VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
 from esper.tamiyo.columns import columns, width
@@ -77,16 +78,30 @@ def train_ppo_vectorized(**fields: Any) -> tuple[PPOAgent | None, list[BatchSumm
     config = TrainingConfig(**fields)
     from esper.runtime.tasks import get_task_spec
 
-    task = resolve_task(config, get_task_spec(config.task))
+    tasks = resolve_tasks(config, [get_task_spec(name) for name in config.tasks])
     try:
-        with open_trainer(config, task, get_hub()) as trainer:
+        with open_trainer(config, tasks, get_hub()) as trainer:
             return trainer.run()
     finally:
         clear_stop()
 
 
+def resolve_tasks(config: TrainingConfig, tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks with the changes that the config makes."""
+    resolved = [resolve_task(config, task) for task in tasks]
+    names = [task.name for task in resolved]
+    if len(set(names)) < len(names):
+        raise EsperError(f"config: task names {', '.join(names)}; name each task once")
+    longest = max(task.episode_length for task in resolved)
+    if config.rollout_length is not None and config.rollout_length > longest:
+        raise EsperError(
+            f"config: rollout_length {config.rollout_length} exceeds the longest episode, {longest} epochs"
+        )
+    return resolved
+
+
 def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
-    """The task with the changes that the config makes."""
+    """One task with the changes that the config makes."""
     sizes = ("episode_length", "batch_size", "steps_per_epoch", "val_size", "population")
     changes: dict[str, Any] = {name: value for name in sizes if (value := getattr(config, name)) is not None}
     if config.slots is not None:
@@ -98,10 +113,6 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
     task = replace(task, incubation=config.incubation, **changes)
     if changes:
         task.check_memory()
-    if config.rollout_length is not None and config.rollout_length > task.episode_length:
-        raise EsperError(
-            f"config: rollout_length {config.rollout_length} exceeds the episode_length {task.episode_length}"
-        )
     if config.amp == "fp16" and task.population != 1:
         raise EsperError(
             f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot "
@@ -116,11 +127,15 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
 
 
 @contextmanager
-def open_trainer(config: TrainingConfig, task: TaskSpec, hub: TelemetryHub) -> Iterator[VectorizedPPOTrainer]:
-    """A trainer whose run directory, if it has one, is attached to the hub; resumed if the config says so."""
+def open_trainer(
+    config: TrainingConfig, task: TaskSpec | Sequence[TaskSpec], hub: TelemetryHub
+) -> Iterator[VectorizedPPOTrainer]:
+    """A trainer of one or several tasks whose run directory, if it has one, is attached to the hub; resumed
+    if the config says so."""
     directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
     checkpoint = None if config.resume is None else open_checkpoint(config, directory)
-    trainer = build_trainer(config, task, hub, checkpoint)
+    tasks = list(task) if isinstance(task, Sequence) else [task]
+    trainer = build_trainer(config, tasks, hub, checkpoint)
     if checkpoint is not None:
         restore(trainer, checkpoint)  # before the run directory is touched
     store, detector = trainer.context.store, trainer.recorder.detector
@@ -156,21 +171,16 @@ def _open_directory(config: TrainingConfig, directory: Path, checkpoint: Checkpo
 
 def build_trainer(
     config: TrainingConfig,
-    task: TaskSpec,
+    tasks: Sequence[TaskSpec],
     hub: TelemetryHub,
     stored: Checkpoint | None = None,
 ) -> VectorizedPPOTrainer:
     """A trainer with the networks, data, policy, rewards and recorder of one run."""
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
-    rewards = RewardEngine(
-        config.reward,
-        task.objective,
-        gamma=config.ppo.gamma,
-        num_envs=config.envs,
-        family=config.reward_family,
-        loss=config.loss_reward,
+    rewards = [build_rewards(config, task, i * config.envs) for i, task in enumerate(tasks)]
+    env = TaskEnvs(
+        [build_env(config, task, hub, devices, own) for task, own in zip(tasks, rewards, strict=True)]
     )
-    env = build_env(config, task, hub, devices, rewards)
     agent = build_agent(config, env, devices[0], stored) if config.policy == "ppo" else None
     recorder = RunRecorder(
         hub,
@@ -186,8 +196,8 @@ def build_trainer(
             config=config,
             env=env,
             agent=agent,
-            policy=agent.policy if agent is not None else build_policy(config),
-            teacher=build_teacher(config, task),
+            policy=agent.policy if agent is not None else build_policies(config, env),
+            teacher=build_teachers(config, env),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
             recorder=recorder,
@@ -205,10 +215,24 @@ class Unscaled(RewardNormalizer):
         return 1.0
 
 
+def build_rewards(config: TrainingConfig, task: TaskSpec, first_env: int) -> RewardEngine:
+    """The rewards of one task, whose envs are numbered from `first_env`."""
+    return RewardEngine(
+        config.reward,
+        task.objective,
+        gamma=config.ppo.gamma,
+        num_envs=config.envs,
+        first_env=first_env,
+        family=config.reward_family,
+        loss=config.loss_reward,
+    )
+
+
 def build_env(
     config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
 ) -> VectorEnv:
-    """Populations, distributed over the devices in turn with one stream each, and their batches.
+    """The populations of one task, distributed over the devices in turn with one stream each, and their
+    batches. The envs have the numbers of those that `rewards` pays.
 
     Every population has the task's width, whatever the number of envs: env i is always row i % width of
     population i // width. Rows without an env are trained like the others and cost as much: a step of
@@ -249,6 +273,7 @@ def build_env(
             autocast=autocast_for(config, place),
             loss_scaling=config.amp == "fp16",
             twins=config.twins,
+            first_env=rewards.envs[0],
             extra_sensors=sensors,
         )
         for members, place in zip(ids, places, strict=True)
@@ -270,7 +295,7 @@ def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractCo
 
 def build_agent(
     config: TrainingConfig,
-    env: VectorEnv,
+    env: TaskEnvs,
     device: str,
     stored: Checkpoint | None = None,
 ) -> PPOAgent:
@@ -287,11 +312,11 @@ def build_agent(
             device=device,
             origin=stored.path,
         )
-    steps = config.rollout_length or env.rules.max_epochs
+    steps = config.rollout_length or env.max_epochs
     updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
     ppo = config.ppo
     if not ppo.anneal_updates:
-        rollouts = math.ceil(env.rules.max_epochs / steps)
+        rollouts = math.ceil(env.max_epochs / steps)
         anneal = calculate_entropy_anneal_steps(updates, rollouts, 1, config.anneal_fraction)
         ppo = replace(ppo, anneal_updates=anneal)
     with torch.random.fork_rng(devices=[]):
@@ -301,7 +326,7 @@ def build_agent(
             slot_dim=width(slot_features),
             quote_dim=width(QUOTE),
             hidden=config.hidden,
-            memory_horizon=env.rules.max_epochs,
+            memory_horizon=env.max_epochs,
         )
     network.prefer(config.patience)
     known = [feature.name for feature in (*BASE, *slot_features, *QUOTE)]
@@ -310,31 +335,45 @@ def build_agent(
     network.mask_inputs(
         *(columns(table, config.blind) for table in (BASE, slot_features, QUOTE)), memory=config.memory
     )
-    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra))
+    policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), families=env.families)
     return PPOAgent(
         policy,
         ppo,
-        num_envs=config.envs,
+        num_envs=len(env.envs),
         num_steps=steps,
-        num_slots=env.rules.slot_config.num_slots,
-        num_blueprints=len(env.rules.blueprint_mask),
+        num_slots=env.num_slots,
+        num_blueprints=len(env.parts[0].rules.blueprint_mask),
         seed=config.seed,
         twins=config.twins,
     )
 
 
-def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol | None:
-    """The policy to imitate first. A probe of the first epoch chooses among schedules."""
+def build_teachers(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol | None:
+    """The policy to imitate first: one for each task."""
     if config.teacher is None:
         return None
-    if config.teacher == "heuristic":
+    return _for_each_task(env, [build_teacher(config, config.teacher, part.task) for part in env.parts])
+
+
+def build_teacher(config: TrainingConfig, teacher: str, task: TaskSpec) -> PolicyProtocol:
+    """The policy to imitate in one task. A probe of the first epoch chooses among schedules."""
+    if teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
-    path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
+    path = shipped_schedules(task.name) if teacher == "schedule" else teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
+def build_policies(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol:
+    """A policy that does not learn, for each task."""
+    return _for_each_task(env, [build_policy(config) for _ in env.parts])
+
+
+def _for_each_task(env: TaskEnvs, policies: list[PolicyProtocol]) -> PolicyProtocol:
+    return policies[0] if len(policies) == 1 else TaskPolicies(policies, env)
+
+
 def build_policy(config: TrainingConfig) -> PolicyProtocol:
-    """A policy that does not learn."""
+    """A policy that does not learn, for the envs of one task."""
     if config.policy == "heuristic":
         return Heuristic(config.heuristic, config.envs)
     if config.policy == "random":

@@ -1,18 +1,19 @@
 """The training loop: many networks grow side by side, and one policy decides for all of them and learns.
 
 `VectorizedPPOTrainer.run` reads top to bottom: rounds of epochs, each epoch the phases TRAIN, VALIDATE,
-SENSE, DECIDE, ACT and RECORD, then the update. Telemetry goes to the recorder, which returns nothing.
+SENSE, DECIDE, ACT and RECORD, then the update. A round lasts until the episode of every env is over. An env
+whose episode ended before takes no further action and enters no statistic. Telemetry goes to the recorder,
+which returns nothing.
 
-E envs, S slots.
+E envs of all tasks.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,14 +24,11 @@ from esper.leyline import (
     ActionMasks,
     EpisodeOutcome,
     LifecycleOp,
-    PolicyObservation,
     PolicyProtocol,
     PolicyStep,
-    stack_reports,
 )
-from esper.simic.contracts import BatchSummary
+from esper.simic.contracts import BatchSummary, TaskSummary
 from esper.simic.seed_management import run_ppo_updates
-from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.checkpoint import BestPolicy
 from esper.tamiyo.policy import action_uniforms, map_tensors
 
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     from esper.simic.training.checkpoint import CheckpointStore
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.recording import RunRecorder
-    from esper.simic.training.vector_env import Observation, VectorEnv
+    from esper.simic.training.task_envs import Moment, TaskEnvs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,13 +48,14 @@ class RunContext:
     """The parts of a run; the entry point builds them."""
 
     config: TrainingConfig
-    env: VectorEnv
+    env: TaskEnvs
     agent: PPOAgent | None
     """None if the policy does not learn."""
     policy: PolicyProtocol
     teacher: PolicyProtocol | None
     """Decides in the first rounds; the policy imitates it."""
-    rewards: RewardEngine
+    rewards: Sequence[RewardEngine]
+    """One for each task."""
     normalizer: RewardNormalizer
     recorder: RunRecorder
     store: CheckpointStore | None
@@ -101,8 +100,7 @@ class VectorizedPPOTrainer:
         self.progress = Progress()
         self.best = BestPolicy()
         self.decisions = Decisions.none()
-        self.max_epochs = self.env.rules.max_epochs
-        self.rollout_length = self.config.rollout_length or self.max_epochs
+        self.rollout_length = self.config.rollout_length or self.env.max_epochs
         self.device = torch.device("cpu") if self.agent is None else self.agent.policy.device
         self.num_envs = len(self.env.envs)
         self.hidden = context.policy.initial_hidden(self.num_envs)
@@ -118,7 +116,7 @@ class VectorizedPPOTrainer:
         while self.progress.round_idx < last and not self.stopped:
             if self.progress.epoch == 0:
                 self.begin_round()
-            while self.progress.epoch < self.max_epochs and not self.stopped:
+            while not self.env.done and not self.stopped:
                 epoch = self.progress.epoch + 1
                 self.recorder.begin_epoch(self.env, epoch)
                 with self._timed("train"):
@@ -126,22 +124,21 @@ class VectorizedPPOTrainer:
                 with self._timed("validate"):
                     self.env.validate(epoch)
                 with self._timed("sense"):
-                    seen = self.env.sense(epoch)
-                    obs = batch_signals_to_features(seen.signals, seen.table, self.env.envs, self.device)
+                    seen = self.env.sense(epoch, self.device)
                     masks = map_tensors(seen.masks, self._to_device)
                 with self._timed("decide"):
-                    step = self._decide(seen, obs, masks)
+                    step = self._decide(seen, masks)
                     actions = step.actions.cpu().tolist()
                 with self._timed("act"):
-                    result = self.env.act(seen, actions, cut_after=self._cut_after(epoch))
+                    result = self.env.act(seen, actions, cut_after=epoch % self.rollout_length == 0)
                 with self._timed("record"):
-                    self._record(seen, obs, masks, step, result)
+                    self._record(seen, masks, step, result)
                     self.recorder.step(self.env, seen, step, actions, result, self.seconds["train"])
-                if result.truncated_bootstrap_targets or epoch == self.max_epochs:
+                if result.truncated_bootstrap_targets or self.env.done:
                     with self._timed("update"):
                         self._update(result)
                 self.progress.epoch = epoch
-                if epoch < self.max_epochs:
+                if not self.env.done:
                     self._heed_stop()
             if not self.stopped:
                 self._end_round()
@@ -157,8 +154,8 @@ class VectorizedPPOTrainer:
         self.recorder.begin_round(episode)
         self.env.begin_round(episode)
         self.set_rent()
-        for env in self.env.envs:
-            self.context.rewards.begin_episode(env.env_idx)
+        for rewards in self.context.rewards:
+            rewards.begin_round()
         self.context.policy.begin(self.num_envs)
         if self.context.teacher is not None:
             self.context.teacher.begin(self.num_envs)
@@ -177,18 +174,20 @@ class VectorizedPPOTrainer:
 
     def set_rent(self) -> None:
         """Set the price of size in this round's rewards; policies see what is charged."""
-        full, ramp = self.env.rules.objective, self.config.rent_curriculum * self.config.rounds
+        ramp = self.config.rent_curriculum * self.config.rounds
         share = min(self.progress.round_idx / ramp, 1.0) if ramp else 1.0
-        self.context.rewards.objective = replace(full, size_price=full.size_price * share)
-        for env in self.env.envs:
-            env.prices = self.context.rewards.objective
+        for part, rewards in zip(self.env.parts, self.context.rewards, strict=True):
+            full = part.rules.objective
+            rewards.objective = replace(full, size_price=full.size_price * share)
+            for env in part.envs:
+                env.prices = rewards.objective
 
     def draw_uniforms(self) -> None:
-        """Draw the round's random numbers for actions, [E, epochs, 8], from each env's own stream."""
-        envs = [env.env_idx for env in self.env.envs]
-        self._uniforms = action_uniforms(
-            self.env.rules.root_seed, self.progress.round_idx, envs, self.max_epochs
-        )
+        """Draw the round's random numbers for actions, [E, epochs, 8], from each env's own stream: that of
+        its number within its task, so that it does not depend on the other tasks."""
+        numbers = [env.number for env in self.env.envs]
+        root_seed, round_idx = self.env.root_seed, self.progress.round_idx
+        self._uniforms = action_uniforms(root_seed, round_idx, numbers, self.env.max_epochs)
 
     def _end_round(self) -> None:
         progress, decisions = self.progress, self.decisions
@@ -208,54 +207,47 @@ class VectorizedPPOTrainer:
     def end_run(self, status: str, message: str | None = None) -> None:
         """Emit the last event of the run."""
         self.ended = True
-        self.recorder.end_run(status, self.progress, max_epochs=self.max_epochs, message=message)
+        self.recorder.end_run(status, self.progress, message=message)
 
     def _finish(self) -> None:
         self._save()
         self.end_run("finished")
 
     def _summary(self, outcomes: list[EpisodeOutcome]) -> BatchSummary:
+        history = self.progress.history
         return BatchSummary(
+            **asdict(TaskSummary.of(outcomes)),
             round_idx=self.progress.round_idx,
             episodes_completed=(self.progress.round_idx + 1) * self.num_envs,
-            mean_accuracy=fmean(o.final_accuracy for o in outcomes),
-            mean_committed_accuracy=fmean(o.committed_accuracy for o in outcomes),
-            mean_objective=fmean(o.objective for o in outcomes),
+            env_steps=(history[-1].env_steps if history else 0) + sum(o.epochs for o in outcomes),
             objectives=tuple(o.objective for o in outcomes),
-            mean_reward=fmean(o.total_reward for o in outcomes),
-            mean_added_params=fmean(o.added_params for o in outcomes),
-            rollbacks=sum(o.rollbacks for o in outcomes),
+            by_task={
+                task: TaskSummary.of([o for o in outcomes if o.task == task]) for task in self.env.tasks
+            },
             action_counts=self.decisions.counts,
             action_successes=self.decisions.successes,
         )
 
     # -- phases ----------------------------------------------------------------------------------------------
 
-    def _decide(self, seen: Observation, obs: PolicyObservation, masks: ActionMasks) -> PolicyStep:
+    def _decide(self, seen: Moment, masks: ActionMasks) -> PolicyStep:
         if self.agent is not None:
-            given = None if self.teacher is None else self.teacher.act(obs, None, masks).actions
+            given = None if self.teacher is None else self.teacher.act(seen.obs, None, masks).actions
             return self.agent.act(
-                obs,
+                seen.obs,
                 self.hidden,
                 masks,
                 uniforms=self._uniforms[:, seen.epoch - 1],
                 reset=self.reset,
                 given=given,
             )
-        return self.context.policy.act(obs, self.hidden, masks)
+        return self.context.policy.act(seen.obs, self.hidden, masks)
 
-    def _record(
-        self,
-        seen: Observation,
-        obs: PolicyObservation,
-        masks: ActionMasks,
-        step: PolicyStep,
-        result: ActionResult,
-    ) -> None:
+    def _record(self, seen: Moment, masks: ActionMasks, step: PolicyStep, result: ActionResult) -> None:
         """Store one column of the rollout and update the round's counts. Penalties go to columns that are
         stored already, so they come first."""
         decisions, normalizer = self.decisions, self.context.normalizer
-        decisions.offered += seen.masks.op.sum(0)
+        decisions.offered += seen.offered()
         for env_idx, amount in result.penalties:
             decisions.rewards.append(amount)
             if self.agent is not None:
@@ -264,21 +256,25 @@ class VectorizedPPOTrainer:
         for outcome, decided in zip(result.outcomes, result.valid, strict=True):
             decisions.counts[outcome.spec.op.name] += decided
             decisions.successes[outcome.spec.op.name] += outcome.executed
-        valid = torch.tensor(result.valid, device=self.device)
+        valid = self._column(seen, result.valid)
         if self.agent is not None:
-            reward = torch.tensor(
-                [normalizer.normalize(reward) for reward in result.rewards], device=self.device
-            )
+            rewards = [normalizer.normalize(reward) for reward in result.rewards]
             self.agent.record(
-                obs,
+                seen.obs,
                 masks,
                 step,
-                reward=reward,
-                terminal=self._flags(seen.epoch == self.max_epochs),
+                reward=self._column(seen, rewards),
+                terminal=self._column(seen, result.ended),
                 reset=self.reset,
                 valid=valid,
             )
-        self.hidden, self.reset = step.hidden, ~valid
+        going = torch.tensor([not env.done for env in self.env.envs], device=self.device)
+        self.hidden, self.reset = step.hidden, going & ~valid
+
+    def _column(self, seen: Moment, values: Sequence[float] | Sequence[bool]) -> Tensor:
+        """[E] of the envs that decided; 0 or False for the others."""
+        given = torch.tensor(values, device=self.device)
+        return given.new_zeros(self.num_envs).index_copy(0, self._index(seen.rows), given)
 
     def _update(self, result: ActionResult) -> None:
         """Learn from the rollout. Where it was cut before the end of the episode, the value head estimates
@@ -286,11 +282,10 @@ class VectorizedPPOTrainer:
         if self.agent is None:
             return
         if targets := result.truncated_bootstrap_targets:
-            table = stack_reports(result.post_action_slot_reports, self.env.rules.slot_config)
-            obs = batch_signals_to_features(result.post_action_signals, table, self.env.envs, self.device)
+            obs = self.env.observe_ahead(result, self.device)
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
-            last = self.agent.buffer.length - 1
-            self.agent.buffer.truncate([(env_idx, last) for env_idx, _ in targets], values)
+            last, cut = self.agent.buffer.length - 1, [env_idx for env_idx, _ in targets]
+            self.agent.buffer.truncate([(env_idx, last) for env_idx in cut], values[self._index(cut)])
         imitate = self.teacher is not None
         updates = self.config.teacher_updates if imitate else self.config.updates_per_round
         metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
@@ -298,9 +293,6 @@ class VectorizedPPOTrainer:
         if targets:
             assert self.hidden is not None, "a learning policy has a memory"
             self.agent.begin_rollout(self.hidden)
-
-    def _cut_after(self, epoch: int) -> bool:
-        return epoch % self.rollout_length == 0 and epoch < self.max_epochs
 
     # -- stops -----------------------------------------------------------------------------------------------
 
@@ -322,6 +314,9 @@ class VectorizedPPOTrainer:
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, non_blocking=True)
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows, device=self.device)
 
     def _flags(self, value: bool) -> Tensor:
         return torch.full((self.num_envs,), value, device=self.device)
