@@ -69,6 +69,7 @@ def test_slots_that_do_not_exist_change_no_bit(slots: int, filled: int) -> None:
     padded = PolicyObservation(
         obs.base,
         torch.nn.functional.pad(obs.slots, (0, 0, 0, more)),
+        torch.nn.functional.pad(obs.quotes, (0, 0, 0, 0, 0, more)),
         torch.nn.functional.pad(obs.blueprints, (0, more), value=-1),
         torch.nn.functional.pad(obs.exists, (0, more)),
     )
@@ -103,7 +104,7 @@ def test_every_family_has_a_value_of_its_own_and_a_new_one_the_mean_of_all() -> 
 
     def values(index: int) -> torch.Tensor:
         family = torch.full((4, 2), index)
-        seen = PolicyObservation(obs.base, obs.slots, obs.blueprints, obs.exists, family)
+        seen = replace(obs, family=family)
         features, _ = network(seen, network.initial_hidden(4), no_reset(4, 2))
         return network.denormalize(network.normalized_value(features), family)
 
