@@ -156,7 +156,7 @@ def test_starts_near_uniform_and_with_memories_of_every_length() -> None:
 
 def scores(network: TamiyoNetwork, obs: PolicyObservation) -> torch.Tensor:
     """[E, T, S, B] of every blueprint in every slot."""
-    context, slots, quotes = network(obs, network.initial_hidden(2), no_reset(2, 1))[0]
+    context, slots, quotes = network(obs, network.initial_hidden(2), no_reset(2, 1))[0][:3]
     return network.blueprint_logits(context.unsqueeze(-2), slots, quotes)
 
 
