@@ -229,7 +229,7 @@ TAMPERING: list[tuple[str, Any, str]] = [
     ("round", [], r"round is \[\]"),
     ("round/decisions/offered", [None], r"round\.decisions\.offered\[0\] is null"),
     ("round/ledger/final_accs", 3, r"round\.ledger\.final_accs is 3"),
-    ("round/data/step", "x", "saved data position: step is 'x'"),
+    ("round/data/0/step", "x", "saved data position: step is 'x'"),
     ("round/scalers", [3], r"round\.scalers\[0\] is 3"),
     (ENV, 7, r"round\.envs\[0\] is 7"),
     (f"{ENV}/values/val_loss", "low", r"values\.val_loss is 'low'"),

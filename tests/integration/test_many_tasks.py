@@ -181,7 +181,10 @@ def test_variants_of_one_task_are_one_family(tmp_path) -> None:
         ({"task": ("digits_mlp", 3)}, "task is 3, must be text"),
         ({"task": ("digits_mlp", "digits_map")}, "digits_map"),
         ({"task": ("digits_mlp", "digits_shift"), "slots": ("r0c2",)}, "r0c2"),
-        ({"task": TASKS, "episode_length": None, "rollout_length": 9}, "exceeds the longest episode, 8"),
+        (
+            {"task": TASKS, "episode_length": None, "rollout_length": 9},
+            "exceeds the longest episode_length 8",
+        ),
     ],
 )
 def test_tasks_that_cannot_be(fields, words) -> None:

@@ -15,7 +15,6 @@ from esper.nissa import TelemetryHub
 from esper.proof.policies import simple_makers
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
-from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.probe import ProbePolicy
 from esper.tamiyo import FixedSchedule, Planting, RandomValid
@@ -127,7 +126,7 @@ def test_given_actions_are_judged_not_chosen() -> None:
         env.train_epoch(1)
         env.validate(1)
         seen = env.sense(1)
-        obs = batch_signals_to_features(seen.signals, seen.table, env.envs, "cpu")
+        obs = seen.obs
     own = policy.act(obs, None, seen.masks, deterministic=True)
     given = policy.act(obs, None, seen.masks, given=own.actions)
     assert torch.equal(given.log_prob, own.log_prob)

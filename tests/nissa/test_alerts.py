@@ -224,3 +224,25 @@ def test_a_foreign_line_is_named(line: dict[str, Any]) -> None:
         TelemetryError, match=r"event 3: type .*allowed: run_started, run_ended, .*, with an object"
     ):
         evaluate([line])
+
+
+def test_a_task_is_not_hidden_behind_the_others() -> None:
+    """The worst task counts, and the alert names it."""
+    fine = {"germinated": 3, "fossilized": 2, "pruned": 1, "rollbacks": 0}
+    bad = {"germinated": 9, "fossilized": 0, "pruned": 0, "rollbacks": 1}
+    outcomes = [{"task": "a", **fine}] * 6 + [{"task": "b", **bad}] * 2
+    drops = {"accuracy_drop": 0.3, "drop_by_task": {"a": 0.3, "b": -0.1}}
+    alerts = evaluate(
+        [event for i in range(3) for event in round_of(i, rollbacks=2, outcomes=outcomes, batch=drops)]
+    )
+    assert {alert.code: (alert.value, alert.message.rpartition(". ")[2]) for alert in alerts} == {
+        "rollback_storm": (1.0, "The worst task is b."),
+        "stuck_seeds": (1.0, "The worst task is b."),
+        "accuracy_drop": (0.3, "The worst task is a."),
+    }
+
+
+def test_an_alert_of_a_run_of_one_task_does_not_name_it() -> None:
+    outcomes = [{"task": "a", "germinated": 3, "fossilized": 2, "pruned": 1, "rollbacks": 1}] * 4
+    (alert,) = evaluate(round_of(0, rollbacks=4, outcomes=outcomes))
+    assert alert.message == BY_CODE["rollback_storm"].sentence

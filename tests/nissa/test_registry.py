@@ -59,7 +59,7 @@ def test_update_metrics_are_registered(field) -> None:
 
 
 def test_outcomes_are_registered() -> None:
-    kinds = {"int": FieldKind.INT, "float": FieldKind.FLOAT}
+    kinds = {"int": FieldKind.INT, "float": FieldKind.FLOAT, "str": FieldKind.TEXT}
     expected = {f.name: kinds[f.type] for f in fields(EpisodeOutcome) if f.name != "env_id"}
     assert {f.name: f.kind for f in EVENTS[TelemetryEventType.EPISODE_OUTCOME].fields} == expected
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 import pytest
 
 from esper.leyline import EsperError
 from esper.runtime.tasks import task_names
 from esper.scripts.config import DEFAULT_IN_WORDS, SHORT_HELP, display, main, parse
-from esper.simic.training.config import LEAVES, TrainingConfig, choices, optional
+from esper.simic.training.config import LEAVES, TrainingConfig, choices, is_list, optional
 from esper.simic.training.presets import PRESETS
 
 COMPANIONS = {
@@ -21,6 +21,7 @@ COMPANIONS = {
     "teacher_rounds": ["--teacher", "heuristic"],
 }
 TEXTS = {
+    "task": ["digits_mlp", "digits_scale"],
     "slots": ["r0c1", "r0c0"],
     "devices": ["cuda:1", "cpu"],
     "population": ["24"],
@@ -49,7 +50,7 @@ def other_text(path: str) -> tuple[list[str], Any]:
     if kind is bool:
         return [flag.replace("--", "--no-") if default else flag], not default
     if path in TEXTS:
-        inner = get_args(kind)[0] if get_origin(kind) is tuple else kind
+        inner = get_args(kind)[0] if is_list(kind) else kind
         named = (
             [inner[word.upper()] for word in TEXTS[path]]
             if choices(inner)
@@ -78,6 +79,9 @@ def test_every_setting_has_a_flag_that_sets_it_and_nothing_else(path: str) -> No
 @pytest.mark.parametrize(
     ("words", "path", "value"),
     [
+        (["--task", "digits_mlp"], "task", "digits_mlp"),
+        (["--task", "digits_mlp", "wait"], "policy", "wait"),
+        (["--task", "digits_mlp", "digits_scale", "wait"], "task", ("digits_mlp", "digits_scale")),
         (["--lr", "3e-4"], "ppo.lr", 3e-4),
         (["--gamma=0.9"], "ppo.gamma", 0.9),
         (["--entropy-coef", "0.1"], "ppo.entropy_coef", 0.1),

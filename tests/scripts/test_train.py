@@ -175,6 +175,27 @@ def test_a_task_with_other_sizes_can_be_trained(tmp_path: Path, capsys: pytest.C
     assert RunDirectory.open(tmp_path / "D").config["task"] == "digits_impaired:base=6"
 
 
+def test_several_tasks_are_trained_on_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--envs` is the number of each task; the policy may follow the list of tasks."""
+    place = tmp_path / "r"
+    tasks = ["--task", "digits_impaired", "digits_mlp:features=4", "random"]
+    assert main([*tasks, *SMALL[2:], "--rounds", "1", "--telemetry-dir", str(place)]) == 0
+    output = capsys.readouterr()
+    assert re.search(r"J [\d.]+ \(digits_impaired [\d.]+, digits_mlp:features=4 [\d.]+\)", output.err)
+    assert "digits_mlp" in output.out
+    run = RunDirectory.open(place)
+    assert (run.config["task"], run.config["policy"]) == (
+        ["digits_impaired", "digits_mlp:features=4"],
+        "random",
+    )
+    start = next(iter(run.events()))["data"]
+    assert start["envs"] == 4
+    assert start["envs_by_task"] == {"digits_impaired": 2, "digits_mlp:features=4": 2}
+    assert run_directory(TrainingConfig(task=("digits_shift", "digits_mlp"))).name.startswith(
+        "digits_shift-digits_mlp-ppo-42-"
+    )
+
+
 def test_a_task_of_the_users_own_module_can_be_trained(tmp_path: Path) -> None:
     (tmp_path / "my_tasks.py").write_text(
         "from dataclasses import replace\n"

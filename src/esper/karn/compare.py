@@ -17,7 +17,7 @@ from esper.leyline.metrics import Metric
 METRICS = tuple(
     field
     for field in EVENTS[TelemetryEventType.EPISODE_OUTCOME].fields
-    if field.name not in ("episode_idx", "epochs", "host_params")
+    if field.name not in ("task", "episode_idx", "epochs", "host_params")
 )
 MAX_UNITS = 10_000
 """The bootstrap holds its resamples in memory; more units than this would not fit."""
@@ -28,6 +28,8 @@ _KEYS = {"episode": "episode_idx, env_id", "round": "round_idx"}
 class Row:
     """One metric: the estimate of each run, and the difference of each later run from the first."""
 
+    task: str | None
+    """The task whose episodes are compared; None: all of them."""
     metric: Metric
     runs: tuple[Estimate, ...]
     differences: tuple[Estimate, ...]
@@ -55,7 +57,9 @@ def compare_runs(runs: Sequence[Views], *, by: str = "episode", last: int | None
     starts = [_start(run) for run in runs]
     tasks = [str(start["task"]) for start in starts]
     if len(set(tasks)) > 1:
-        raise EsperError(f"compare: tasks are {', '.join(tasks)}; only runs of one task can be compared")
+        raise EsperError(
+            f"compare: tasks are {', '.join(tasks)}; only runs of the same tasks can be compared"
+        )
     tables = [_units(run, by) for run in runs]
     shared = _shared_units(tables, last)
     if not 0 < len(shared) <= MAX_UNITS:
@@ -65,15 +69,30 @@ def compare_runs(runs: Sequence[Views], *, by: str = "episode", last: int | None
         )
     origins = {(start["seed"], run.run.config.get("twins")) for start, run in zip(starts, runs, strict=True)}
     is_paired = len(origins) == 1
+    rows = _rows(None, tables, shared, is_paired=is_paired)
+    names = tasks[0].split()
+    if len(names) > 1:
+        for task in names:
+            tables = [_units(run, by, task) for run in runs]
+            rows += _rows(task, tables, _shared_units(tables, last), is_paired=is_paired)
+    return Comparison(tuple(rows), len(shared), is_paired, tuple(_notes(runs)))
+
+
+Units = Mapping[tuple[int, ...], Mapping[str, Any]]
+
+
+def _rows(
+    task: str | None, tables: Sequence[Units], shared: Sequence[tuple[int, ...]], *, is_paired: bool
+) -> list[Row]:
     rows = []
     for metric in METRICS:
         columns = [[table[key][metric.name] for key in shared] for table in tables]
-        if any(value is None for column in columns for value in column):
+        if not shared or any(value is None for column in columns for value in column):
             continue
         first, *others = columns
         differences = tuple(paired(other, first) for other in others) if is_paired else ()
-        rows.append(Row(metric, tuple(estimate(column) for column in columns), differences))
-    return Comparison(tuple(rows), len(shared), is_paired, tuple(_notes(runs)))
+        rows.append(Row(task, metric, tuple(estimate(column) for column in columns), differences))
+    return rows
 
 
 def _start(run: Views) -> Mapping[str, Any]:
@@ -83,17 +102,17 @@ def _start(run: Views) -> Mapping[str, Any]:
     return starts[0]
 
 
-def _units(run: Views, by: str) -> dict[tuple[int, ...], Mapping[str, Any]]:
+def _units(run: Views, by: str, task: str | None = None) -> dict[tuple[int, ...], Mapping[str, Any]]:
+    """Episodes or rounds, of one task if it is named."""
     means = ", ".join(f"avg({metric.name}) AS {metric.name}" for metric in METRICS)
+    where = "" if task is None else "WHERE task = '{}'".format(task.replace("'", "''"))
     rows = run.rows(f"""
         SELECT [{_KEYS[by]}] AS key, any_value(round_idx) AS round_idx, {means}
-        FROM episodes GROUP BY {_KEYS[by]}""")
+        FROM episodes {where} GROUP BY {_KEYS[by]}""")
     return {tuple(row["key"]): row for row in rows}
 
 
-def _shared_units(
-    tables: Sequence[Mapping[tuple[int, ...], Mapping[str, Any]]], last: int | None
-) -> list[tuple[int, ...]]:
+def _shared_units(tables: Sequence[Units], last: int | None) -> list[tuple[int, ...]]:
     """Keys that every table has; only of the `last` rounds if given."""
     shared = sorted(set.intersection(*(set(table) for table in tables)))
     if last is None:

@@ -200,7 +200,36 @@ def _learning(views: Views) -> str:
             note="Parameters of fossilized seeds, mean over the envs.",
         ),
         _bars("Seeds", *fates, note="Fate of the seeds germinated in an episode, mean over the envs."),
+    ) + _by_task(views)
+
+
+def _by_task(views: Views) -> str:
+    """Figures of each task, if there are several: J over the rounds, and the last round as a table."""
+    if len(views.tasks()) < 2:
+        return ""
+
+    def over_rounds(column: str) -> tuple[list[float], Series]:
+        return _pivot(views.rows(f"SELECT round_idx + 1 AS round, task, {column} FROM tasks ORDER BY ALL"))
+
+    last = views.rows("""
+        SELECT task, episodes, objective AS J, low AS "10 % of J", high AS "90 % of J",
+            final_accuracy AS accuracy, committed_accuracy AS committed, total_reward AS reward,
+            added_params AS "added parameters", epochs, germinated, fossilized, rollbacks
+        FROM tasks WHERE round_idx = (SELECT max(round_idx) FROM rounds)""")
+    figures = _grid(
+        lines("Objective J by task", *over_rounds("objective"), note="Mean over the envs of each task."),
+        lines(
+            "Committed accuracy by task",
+            *over_rounds("committed_accuracy"),
+            note="(points) Mean over the envs of each task, with fossilized seeds only.",
+        ),
+        lines(
+            "Added parameters by task",
+            *over_rounds("added_params"),
+            note="Parameters of fossilized seeds, mean over the envs of each task.",
+        ),
     )
+    return f"<h3>By task</h3>{figures}<p>The last round:</p>{_rows_table(last, 'No round was finished.')}"
 
 
 def _growth(views: Views, count: int) -> str:
@@ -218,9 +247,11 @@ def _growth(views: Views, count: int) -> str:
     outcomes = {(row["round_idx"], row["env_id"]): row for row in views.rows("SELECT * FROM episodes")}
     epochs = max(env["epochs"] for env in envs)
     pages = dict.fromkeys(chosen, "")
+    tasks = views.tasks()
+    names = {env_id: f", {task.name}" for task in tasks for env_id in task.envs if len(tasks) > 1}
     for (round_idx, env_id), slots in networks.items():
         outcome = _outcome(outcomes.get((round_idx, env_id)))
-        pages[round_idx] += lanes(f"env {env_id}", outcome, epochs, slots)
+        pages[round_idx] += lanes(f"env {env_id}{names.get(env_id, '')}", outcome, epochs, slots)
     labels = {index: str(index + 1) for index in chosen}
     if best in labels:
         labels[best] += " (best J)"
@@ -250,9 +281,11 @@ def _best_round(views: Views, default: int) -> int:
 def _lives(views: Views, envs: Rows) -> dict[tuple[int, int], dict[str, list[Life]]]:
     """The seeds of each slot, epoch by epoch, by (round, env). Slots that stayed empty are there as well."""
     start = next(iter(views.rows("SELECT slots FROM starts ORDER BY seq DESC LIMIT 1")), {})
-    slots = start.get("slots") or ()
+    all_slots = start.get("slots") or ()
+    slots_of = {env_id: task.slots for task in views.tasks() for env_id in task.envs}
     lives: dict[tuple[int, int], dict[str, list[Life]]] = {
-        (env["round_idx"], env["env_id"]): {slot: [] for slot in slots} for env in envs
+        (env["round_idx"], env["env_id"]): {slot: [] for slot in slots_of.get(env["env_id"], all_slots)}
+        for env in envs
     }
     rounds = ", ".join(sorted({str(env["round_idx"]) for env in envs}))
     for row in views.rows(f"""

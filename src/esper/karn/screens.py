@@ -152,6 +152,7 @@ def overview(views: Views, width: int) -> RenderableType:
         "",
         numbers,
         "",
+        *_task_lines(views),
         _action_mix(views),
         "",
         env_table(views),
@@ -173,6 +174,22 @@ def _alert_lines(views: Views, count: int = 3) -> list[Text]:
     if len(alerts) > count:
         lines.append(Text(f"  and {len(alerts) - count} earlier alerts", "dim"))
     return lines
+
+
+def _task_lines(views: Views) -> list[RenderableType]:
+    """Figures of each task in the last round, if there are several."""
+    tasks = views.tasks()
+    if len(tasks) < 2:
+        return []
+    rows = views.rows("SELECT * FROM tasks ORDER BY round_idx")
+    table = text_table("task", "J", "trend", "accuracy", "committed", "+params", "rollbacks", wrap=False)
+    for task in tasks:
+        own = [row for row in rows if row["task"] == task.name]
+        last = own[-1] if own else {}
+        figures = [last.get(name) for name in ("final_accuracy", "committed_accuracy", "added_params")]
+        course = trend([row["objective"] for row in own], TREND)
+        add_row(table, task.name, last.get("objective"), course, *figures, last.get("rollbacks"))
+    return [table, ""]
 
 
 def _action_mix(views: Views) -> Text:
@@ -204,12 +221,16 @@ def env_table(views: Views) -> RenderableType:
         for row in views.rows(f"SELECT * FROM slots WHERE round_idx = {last_round} ORDER BY epoch")
     }
     slots = sorted({slot for _, slot in lives})
-    table = text_table("env", "J", "accuracy", "+params", "last op", *slots, wrap=False)
+    tasks = views.tasks()
+    names = {env_id: task.name for task in tasks for env_id in task.envs if len(tasks) > 1}
+    heads = ["task"] if names else []
+    table = text_table("env", *heads, "J", "accuracy", "+params", "last op", *slots, wrap=False)
     for end in ends:
         occupied = end["stages"] or {}
         cells = [_cell(lives[end["env_id"], slot]) if slot in occupied else Text("·") for slot in slots]
         figures = (end["objective"], end["final_accuracy"], end["added_params"])
-        add_row(table, str(end["env_id"]), *figures, end["op"], *cells)
+        name = [names.get(end["env_id"], "")] if names else []
+        add_row(table, str(end["env_id"]), *name, *figures, end["op"], *cells)
     return Group(Text(f"envs at the end of round {round_number(ends[0]['round_idx'])}", "bold"), table)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 import duckdb
@@ -148,10 +149,38 @@ _BLUEPRINTS = View(
         Metric("mean_age", "epochs", "Mean epochs from germination to fossilization."),
     ),
 )
+_TASKS = View(
+    "tasks",
+    "Figures of each task in each round, means over its envs.",
+    (
+        _ROUND_IDX,
+        text("task", "Name of the task."),
+        integer("episodes", "episodes", "Number of episodes."),
+        Metric("objective", "J", "Objective J."),
+        Metric("low", "J", "10th percentile of J."),
+        Metric("high", "J", "90th percentile of J."),
+        Metric("final_accuracy", "points", "Accuracy with all blended seeds."),
+        Metric("committed_accuracy", "points", "Accuracy with fossilized seeds only."),
+        Metric("total_reward", "reward", "Sum of an episode's rewards."),
+        Metric("added_params", "parameters", "Parameters of the fossilized seeds."),
+        Metric("epochs", "epochs", "Length of an episode."),
+        Metric("germinated", "seeds", "Seeds germinated in an episode."),
+        Metric("fossilized", "seeds", "Seeds made permanent in an episode."),
+        integer("rollbacks", "rollbacks", "Number of rollbacks."),
+    ),
+    """
+    SELECT round_idx, task, count(*) AS episodes, avg(objective) AS objective,
+        quantile_cont(objective, 0.1) AS low, quantile_cont(objective, 0.9) AS high,
+        avg(final_accuracy) AS final_accuracy, avg(committed_accuracy) AS committed_accuracy,
+        avg(total_reward) AS total_reward, avg(added_params) AS added_params, avg(epochs) AS epochs,
+        avg(germinated) AS germinated, avg(fossilized) AS fossilized,
+        CAST(sum(rollbacks) AS BIGINT) AS rollbacks
+    FROM episodes GROUP BY round_idx, task ORDER BY round_idx, min(env_id)""",
+)
 _HEALTH = View("health", "Figures of a round that the alert rules judge.", (_ROUND_IDX, *ROUND))
 _EVENT_VIEWS = (_event_view(kind, name) for kind, name in EVENT_VIEWS.items())
 VIEWS: Mapping[str, View] = {
-    view.name: view for view in (*_EVENT_VIEWS, _HEALTH, _SLOTS, _TERMS, _SHARES, _BLUEPRINTS)
+    view.name: view for view in (*_EVENT_VIEWS, _HEALTH, _TASKS, _SLOTS, _TERMS, _SHARES, _BLUEPRINTS)
 }
 """Every view, by name."""
 _LIST_OF_VIEWS = f"Views: {', '.join(VIEWS)}. `esper sql RUN` lists their columns."
@@ -163,6 +192,16 @@ _NEEDED_BY = {
     "throughput": r"\bthroughput\b",
 }
 """A table of steps is read with the first query that matches its pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTask:
+    """One task of a run."""
+
+    name: str
+    envs: range
+    """Numbers of its envs."""
+    slots: tuple[str, ...]
 
 
 class Views:
@@ -216,6 +255,16 @@ class Views:
     def rows(self, sql: str) -> list[dict[str, Any]]:
         names, rows = self.query(sql)
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def tasks(self) -> list[EnvTask]:
+        """The tasks of the run in order, with their envs and slots; none if the log does not name them."""
+        start = next(iter(self.rows("SELECT * FROM starts ORDER BY seq DESC LIMIT 1")), {})
+        counts, slots = start.get("envs_by_task") or {}, start.get("slots_by_task") or {}
+        ends = accumulate(counts.values())
+        return [
+            EnvTask(name, range(end - count, end), tuple(slots.get(name) or ()))
+            for (name, count), end in zip(counts.items(), ends, strict=True)
+        ]
 
     def _event_table(self, kind: TelemetryEventType, events: Sequence[dict[str, Any]]) -> pa.Table:
         owner = f"{self.run.log}: {kind.value}"

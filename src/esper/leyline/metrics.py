@@ -455,11 +455,16 @@ ROUND = (
         high=0.95,
     ),
     _down("failure_rate", "share", "Share of decisions other than WAIT that were not carried out.", high=0.2),
-    _down("rollbacks_per_episode", "rollbacks", "Rollbacks per episode of the round.", high=0.5),
+    _down(
+        "rollbacks_per_episode",
+        "rollbacks",
+        "Rollbacks per episode of the round, in the task with most.",
+        high=0.5,
+    ),
     _down(
         "unfinished_share",
         "share",
-        "Share of germinated seeds that were neither fossilized nor pruned.",
+        "Share of germinated seeds that were neither fossilized nor pruned, in the task with most.",
         high=0.9,
     ),
     _down(

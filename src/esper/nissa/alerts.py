@@ -181,8 +181,10 @@ class AlertEngine:
     def _begin_round(self) -> None:
         self._actions: Mapping[str, int] = {}
         self._successes: Mapping[str, int] | None = None
-        self._seeds: list[list[Any]] = []
-        self._episodes = self._rollbacks = self._nonfinite = 0
+        self._tasks: dict[str | None, _Tally] = {}
+        self._worst: dict[str, str] = {}
+        """With several tasks: the task that a metric's value is from."""
+        self._rollbacks = self._nonfinite = 0
 
     def observe(
         self, kind: TelemetryEventType, data: Mapping[str, Any], nonfinite: Collection[str] = ()
@@ -192,10 +194,7 @@ class AlertEngine:
         if kind is TelemetryEventType.ROLLBACK:
             self._rollbacks += 1
         elif kind is TelemetryEventType.EPISODE_OUTCOME:
-            self._episodes += 1
-            counts = [data.get(name) for name in ("germinated", "fossilized", "pruned")]
-            if None not in counts:  # an older log may lack them
-                self._seeds.append(counts)
+            self._tasks.setdefault(data.get("task"), _Tally()).add(data)
         elif kind is TelemetryEventType.ACTION_DISTRIBUTION:
             self._actions, self._successes = data.get("action_counts") or {}, data.get("action_successes")
         if kind not in _JUDGED:
@@ -208,8 +207,14 @@ class AlertEngine:
             self.round = self._round_metrics(numbers)
             measured |= {f"round.{name}": value for name, value in self.round.items()}
             scopes.append("round")
-            self._begin_round()
+            drops = {
+                task: drop for task, drop in (data.get("drop_by_task") or {}).items() if drop is not None
+            }
+            if len(drops) > 1:
+                self._worst["batch_completed.accuracy_drop"] = max(drops, key=drops.__getitem__)
         judged = [self._judge(rule, measured) for rule in RULES if rule.metric.split(".")[0] in scopes]
+        if kind is TelemetryEventType.BATCH_COMPLETED:
+            self._begin_round()
         return [alert for alert in judged if alert is not None]
 
     def _judge(self, rule: Rule, measured: Mapping[str, float]) -> Alert | None:
@@ -225,9 +230,20 @@ class AlertEngine:
         streak = self._streaks[rule.code] = self._streaks[rule.code] + 1
         if streak < rule.streak:
             return None
-        alert = Alert(rule.code, rule.severity, rule.metric, value, rule.limit, streak, rule.sentence)
+        task = self._worst.get(rule.metric)
+        message = rule.sentence if task is None else f"{rule.sentence} The worst task is {task}."
+        alert = Alert(rule.code, rule.severity, rule.metric, value, rule.limit, streak, message)
         self.active[rule.code] = alert
         return alert if streak == rule.streak else None
+
+    def _largest(self, name: str, by_task: Mapping[str | None, float]) -> dict[str, float]:
+        """The figure of the task in which it is largest: a mean would hide one task behind the others."""
+        if not by_task:
+            return {}
+        task = max(by_task, key=by_task.__getitem__)
+        if len(self._tasks) > 1:
+            self._worst[f"round.{name}"] = str(task)
+        return {name: by_task[task]}
 
     def _round_metrics(self, numbers: Mapping[str, float]) -> dict[str, float]:
         figures = {"nonfinite_metrics": float(self._nonfinite)}
@@ -239,18 +255,41 @@ class AlertEngine:
             figures["top_op_share"] = max(others.values()) / acted
             if self._successes is not None:
                 figures["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
-        if self._episodes:
-            figures["rollbacks_per_episode"] = self._rollbacks / self._episodes
-        germinated = sum(germinated for germinated, _, _ in self._seeds)
-        if germinated:
-            ended = sum(fossilized + pruned for _, fossilized, pruned in self._seeds)
-            figures["unfinished_share"] = 1.0 - ended / germinated
+        rollbacks = {task: tally.rollbacks / tally.episodes for task, tally in self._tasks.items()}
+        if len(rollbacks) == 1:  # an older log has rollbacks as events only
+            rollbacks = {task: self._rollbacks / tally.episodes for task, tally in self._tasks.items()}
+        figures |= self._largest("rollbacks_per_episode", rollbacks)
+        unfinished = {
+            task: 1.0 - tally.ended / tally.germinated
+            for task, tally in self._tasks.items()
+            if tally.germinated
+        }
+        figures |= self._largest("unfinished_share", unfinished)
         reward = abs(numbers.get("avg_reward", math.nan))
         if math.isfinite(reward):
             if self._rewards:
                 figures["reward_jump"] = reward / max(1.0, *self._rewards)
             self._rewards.append(reward)
         return figures
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of a round over the episodes of one task. An older log may lack some of them."""
+
+    episodes: int = 0
+    rollbacks: int = 0
+    germinated: int = 0
+    ended: int = 0
+
+    def add(self, outcome: Mapping[str, Any]) -> None:
+        self.episodes += 1
+        self.rollbacks += outcome.get("rollbacks") or 0
+        counts = [outcome.get(name) for name in ("germinated", "fossilized", "pruned")]
+        given = [count for count in counts if count is not None]
+        if len(given) == len(counts):
+            self.germinated += given[0]
+            self.ended += sum(given[1:])
 
 
 def _numbers(

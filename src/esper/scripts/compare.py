@@ -27,8 +27,8 @@ def compare(
     by: Literal["episode", "round"] = "episode",
     last: Annotated[int | None, optional("INT", "all")] = None,
 ) -> None:
-    """Compare runs of one task with the first of them, with 95 % intervals. Runs with the same random seed
-    are compared episode by episode.
+    """Compare runs of the same tasks with the first of them, with 95 % intervals. Runs with the same random
+    seed are compared episode by episode. With several tasks, the figures of each follow those of all.
 
     Args:
         runs: Two or more runs: directories, names of runs under runs/, or "latest".
@@ -43,7 +43,7 @@ def compare(
     for row in result.rows:
         add_row(
             table,
-            row.metric.name,
+            row.metric.name if row.task is None else f"{row.metric.name} ({row.task})",
             row.metric.unit,
             *(_interval(estimate) for estimate in row.runs),
             *(f"{_interval(change)}{_verdict(change, row.metric)}" for change in row.differences),

@@ -108,6 +108,9 @@ def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[Traini
         suggestion = near(flag, known) if flag.startswith("--") else ""
         raise EsperError(f"unknown argument {shorten(unknown[0])}{suggestion}; --help-all lists all flags")
     flags = _given(given.settings)  # type: ignore[arg-type]  # the registry builds a mapping
+    names = flags.get("task", [])
+    if "policy" not in flags and len(names) > 1 and names[-1] in choices(LEAVES["policy"]):
+        flags["policy"] = names.pop()  # in `--task digits_shift ppo` the last word is the policy
     return resolve(given.preset, given.config, flags)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import get_hub
@@ -84,9 +84,12 @@ class ProgressOutput:
         self._seconds.append(data["seconds"])
         left = timedelta(seconds=round(fmean(self._seconds) * (self._rounds - done)))
         speed = data["env_steps"] / done / data["seconds"]
+        tasks = data.get("objective_by_task") or {}
+        by_task = ", ".join(f"{task} {value:.3f}" for task, value in tasks.items())
+        objective = f"J {data['avg_objective']:.3f}" + (f" ({by_task})" if len(tasks) > 1 else "")
         facts = (
             f"accuracy {data['avg_accuracy']:.1f} %, committed {data['avg_committed_accuracy']:.1f} %, "
-            f"J {data['avg_objective']:.3f}, {speed:,.0f} env-steps/s, {left} left, alerts {self._alerts}"
+            f"{objective}, {speed:,.0f} env-steps/s, {left} left, alerts {self._alerts}"
         )
         if self._bar.disable:
             self._say(f"round {done}/{self._rounds}: {facts}")
@@ -184,7 +187,8 @@ def memory_parts(config: TrainingConfig, task: TaskSpec) -> dict[str, int]:
 
 def show_results(history: Sequence[BatchSummary]) -> None:
     """The first, the best and the last round; with several tasks also each task in them."""
-    table = Table("round", "accuracy", "committed", "J", "reward", "added parameters", "rollbacks")
+    heads = ("accuracy", "committed", "J", "reward", "added parameters", "rollbacks")
+    table = Table(Column("round", no_wrap=True), *heads)
     best = max(history, key=lambda summary: summary.mean_objective)
     for name, row in {"first": history[0], "best J": best, "last": history[-1]}.items():
         table.add_row(f"{row.round_idx + 1} ({name})", *_figures(row))

@@ -442,6 +442,7 @@ def test_attribution(hub: TelemetryHub) -> None:
 def test_episode_outcome(hub: TelemetryHub) -> None:
     outcome = EpisodeOutcome(
         env_id=5,
+        task="digits_shift",
         episode_idx=9,
         epochs=24,
         final_accuracy=80.0,

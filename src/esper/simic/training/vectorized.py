@@ -95,7 +95,7 @@ def resolve_tasks(config: TrainingConfig, tasks: Sequence[TaskSpec]) -> list[Tas
     longest = max(task.episode_length for task in resolved)
     if config.rollout_length is not None and config.rollout_length > longest:
         raise EsperError(
-            f"config: rollout_length {config.rollout_length} exceeds the longest episode, {longest} epochs"
+            f"config: rollout_length {config.rollout_length} exceeds the longest episode_length {longest}"
         )
     return resolved
 
@@ -352,14 +352,15 @@ def build_teachers(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol | No
     """The policy to imitate first: one for each task."""
     if config.teacher is None:
         return None
-    return _for_each_task(env, [build_teacher(config, config.teacher, part.task) for part in env.parts])
+    return _for_each_task(env, [build_teacher(config, part.task) for part in env.parts])
 
 
-def build_teacher(config: TrainingConfig, teacher: str, task: TaskSpec) -> PolicyProtocol:
+def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
     """The policy to imitate in one task. A probe of the first epoch chooses among schedules."""
-    if teacher == "heuristic":
+    assert config.teacher is not None
+    if config.teacher == "heuristic":
         return Heuristic(config.heuristic, config.envs)
-    path = shipped_schedules(task.name) if teacher == "schedule" else teacher
+    path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
 
 
