@@ -530,6 +530,19 @@ class Layout:
         """The lanes of `rest`, those that were taken apart replaced by the pieces; with gradients."""
         return movement.reunite(rest, lanes, places, pieces, image=self.image)
 
+    def line_up(self, pieces: Sequence[tuple[Tensor, int, int]], lanes: int) -> Tensor:
+        """Lanes of all pieces side by side, filled up with the first to `lanes`. Pieces are given as
+        (activations, number of lanes, number of lanes that count)."""
+        axis = 3 if self.image else 0
+        cut = []
+        for piece, n, count in pieces:
+            by_lane = piece.permute(0, 2, 3, 1).unflatten(3, (n, -1)) if self.image else piece
+            cut.append(by_lane.narrow(axis, 0, count))
+        first = next(part for part in cut if part.shape[axis]).narrow(axis, 0, 1)
+        cut += [first] * (lanes - sum(count for *_, count in pieces))
+        out = torch.cat(cut, axis)
+        return out.flatten(3).permute(0, 3, 1, 2) if self.image else out
+
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """The lanes of both, side by side."""
         return torch.cat([x, y], 1 if self.image else 0)
