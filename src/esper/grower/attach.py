@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.grower import decide, distributed, saving
 from esper.grower.body import Body
-from esper.grower.facts import attached_facts
+from esper.grower.facts import model_facts
 from esper.grower.grower import METRICS, Grower, StepResult
 from esper.grower.places import ESPER, Place, SlotAt, find_places, run_example, undisturbed
 from esper.grower.record import Recorder
@@ -69,6 +69,9 @@ def attach(
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
         decider = decide.make_policy(policy, body, epochs)
+        facts = None
+        if decider is not None:
+            facts = model_facts(model, body, example, classes=classes, val_samples=None)
     except Exception:
         detach(model)
         raise
@@ -88,7 +91,7 @@ def attach(
         body,
         policy=decider,
         rules=decide.make_rules(body, offered, epochs, seed),
-        facts=attached_facts(body, classes=classes),
+        facts=facts,
         epochs=epochs,
         metric=metric,
         evaluate=evaluate,
@@ -125,10 +128,7 @@ def load(model: nn.Module, path: str | Path) -> Grower:
         detach(model)
         raise
     rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
-    facts = attached_facts(body, classes=None)
-    grower = Grower(
-        model, body, policy=None, rules=rules, facts=facts, epochs=None, metric="accuracy", evaluate=None
-    )
+    grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
     grower.history = [saving.as_result(StepResult, entry) for entry in content.history]
     return grower
 
