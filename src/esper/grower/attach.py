@@ -69,6 +69,9 @@ def attach(
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
         decider = decide.make_policy(policy, body, epochs)
+        facts = None
+        if decider is not None:
+            facts = model_facts(model, body, example, classes=classes, val_samples=None)
     except Exception:
         detach(model)
         raise
@@ -88,7 +91,7 @@ def attach(
         body,
         policy=decider,
         rules=decide.make_rules(body, offered, epochs, seed),
-        facts=model_facts(model, body, example, classes=classes, val_samples=None),
+        facts=facts,
         epochs=epochs,
         metric=metric,
         evaluate=evaluate,
@@ -125,10 +128,7 @@ def load(model: nn.Module, path: str | Path) -> Grower:
         detach(model)
         raise
     rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
-    facts = model_facts(model, body, None, classes=None, val_samples=None)
-    grower = Grower(
-        model, body, policy=None, rules=rules, facts=facts, epochs=None, metric="accuracy", evaluate=None
-    )
+    grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
     grower.history = [saving.as_result(StepResult, entry) for entry in content.history]
     return grower
 

@@ -88,7 +88,7 @@ class _Epoch:
 
 
 class Grower:
-    """Made by `esper.attach` and `esper.load`."""
+    """Made by `esper.attach` and `esper.load`. A policy needs `facts`: what it sees of the model."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class Grower:
         *,
         policy: PolicyProtocol | None,
         rules: ActionRules,
-        facts: HostFacts,
         epochs: int | None,
         metric: str,
         evaluate: Callable[[], float] | None,
+        facts: HostFacts | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         if metric not in METRICS:
@@ -306,6 +306,7 @@ class Grower:
         policy = self.policy
         if policy is None:
             return decide.WAIT, None
+        assert self._facts is not None, "measured for every policy"
         seen = decide.observe(
             self.body,
             rules,
