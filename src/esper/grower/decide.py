@@ -254,6 +254,8 @@ class Decided:
 
     op_probs: list[float]
     legal: list[bool]
+    considered: Mapping[str, Any]
+    """Further fields that explain it; empty if nothing is recorded."""
 
 
 def offered_names(body: Body) -> set[str]:

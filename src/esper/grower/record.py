@@ -23,6 +23,7 @@ from esper.leyline import (
 )
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.simic.contracts import ActionOutcome
+from esper.simic.telemetry.decision import observed_names
 from esper.simic.telemetry.emitters import (
     emit_action_distribution,
     emit_batch_completed,
@@ -81,6 +82,8 @@ class Recorder:
                 "episode_length": self._epochs,
                 "slots": self._body.names,
                 "host_params": self._body.host_params,
+                "depths": dict(zip(self._body.names, self._body.slot_depths, strict=True)),
+                "observed": observed_names(self._body.names),
             },
         )
         self._hub.flush()
@@ -126,6 +129,7 @@ class Recorder:
             indices=indices if outcome.spec.op is not LifecycleOp.WAIT else None,
             outcome=outcome,
             op_probs=None if decided is None else decided.op_probs,
+            considered=None if decided is None else decided.considered,
             epoch=result.epoch,
             seeds=grower.reports(),
             accuracy=signals.val_accuracy,

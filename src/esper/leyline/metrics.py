@@ -18,7 +18,8 @@ PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
 
 
 class FieldKind(StrEnum):
-    """Type of a field's values. `numbers`, `counts` and `flags` map names to values; `texts` is a list."""
+    """Type of a field's values. `numbers`, `counts`, `flags` and `labels` map names to values; `texts` is a
+    list, `vector` a list of numbers in single precision."""
 
     FLOAT = "float"
     INT = "int"
@@ -28,6 +29,8 @@ class FieldKind(StrEnum):
     NUMBERS = "numbers"
     COUNTS = "counts"
     FLAGS = "flags"
+    LABELS = "labels"
+    VECTOR = "vector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,21 @@ _LAST_ACTION = (
         "ratio",
         "Gradient norm of each training seed relative to its host, by slot; measured at level debug.",
     ),
+    _map("slot_probs", "share", "Probability of each legal operation on a slot (`OP slot`)."),
+    _map(
+        "vetoes",
+        "",
+        "Reasons why operations on a slot were not legal (`OP slot`). A pair without one was legal, or its "
+        "slot was empty.",
+        FieldKind.LABELS,
+    ),
+    _map("sensors", "", "Growth sensors as measured (`slot sensor`)."),
+    Metric(
+        "observation",
+        "",
+        "Numbers that the policy saw; run_started.observed has their names.",
+        FieldKind.VECTOR,
+    ),
 )
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
@@ -260,6 +278,12 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
                 integer("episode_length", "epochs", "Number of epochs of one episode."),
                 _texts("slots", "Names of the slots, in the order of the policy's indices."),
                 integer("host_params", "parameters", "Number of parameters of the host."),
+                _map("depths", "share", "Place of each slot among those that activations pass: 0 first, 1 last."),
+                _texts(
+                    "observed",
+                    "Names of the numbers in last_action.observation: features of the network, then of each "
+                    "slot (`slot feature`). `… known` is 0 where a feature was not measured.",
+                ),
             ),
         ),
         _T.RUN_ENDED: EventSpec(

@@ -31,6 +31,8 @@ ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.NUMBERS: pa.map_(pa.string(), pa.float64()),
     FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()),
     FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
+    FieldKind.LABELS: pa.map_(pa.string(), pa.string()),
+    FieldKind.VECTOR: pa.list_(pa.float32()),
 }
 SCHEMAS = {
     table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage, TelemetryEventType
+from esper.leyline import OP_NAMES, LifecycleOp, PolicyObservation, PolicyStep, SeedStage, TelemetryEventType
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
+from esper.simic.telemetry.decision import Considered, observed_names
 from esper.simic.telemetry.emitters import (
     compute_grad_norm_surrogate,
     emit_action_distribution,
@@ -85,7 +86,8 @@ class RunRecorder:
 
     def begin_run(self, env: VectorEnv) -> None:
         config, rules = self.config, env.rules
-        family = config.reward_family.value
+        family, slots = config.reward_family.value, rules.slot_config.slot_ids
+        extra = [sensor.feature for sensor in env.groups[0].extra_sensors]
         emit_event(
             self.hub,
             TelemetryEventType.RUN_STARTED,
@@ -97,8 +99,10 @@ class RunRecorder:
                 "rounds": config.rounds,
                 "envs": config.envs,
                 "episode_length": rules.max_epochs,
-                "slots": list(rules.slot_config.slot_ids),
+                "slots": list(slots),
                 "host_params": env.groups[0].model.host_params,
+                "depths": dict(zip(slots, env.groups[0].model.slot_depths, strict=True)),
+                "observed": observed_names(slots, extra),
             },
         )
 
@@ -191,14 +195,15 @@ class RunRecorder:
         self,
         env: VectorEnv,
         seen: Observation,
+        obs: PolicyObservation,
         step: PolicyStep,
         actions: Sequence[Sequence[int]],
         result: ActionResult,
         trained: float,
     ) -> None:
-        """Emit one decision of every env. The actions are on the host already; probabilities of operations
-        and confidences of heads take one transfer each. `trained` is the training time of this round so far,
-        in seconds."""
+        """Emit one decision of every env. The actions are on the host already; probabilities with the
+        observation, and confidences of heads take one transfer each. `trained` is the training time of this
+        round so far, in seconds."""
         self._accuracies.append(fmean(member.val_accuracy for member in env.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
@@ -207,7 +212,8 @@ class RunRecorder:
                 )
         if self.level < TelemetryLevel.NORMAL:
             return
-        op_probs = step.op_probs.cpu().tolist()
+        slots, most = env.rules.slot_config.slot_ids, env.rules.max_seeds
+        considered = Considered(step, obs, seen.masks, seen.sensors, seen.reports, slots, max_seeds=most)
         confidences = (
             torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1)
             .cpu()
@@ -234,7 +240,8 @@ class RunRecorder:
                 outcome=outcome,
                 log_prob=log_prob,
                 value=value,
-                op_probs=op_probs[i],
+                op_probs=considered.op_probs[i],
+                considered=considered.fields(i),
                 confidences=heads,
                 epoch=seen.epoch,
                 seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},

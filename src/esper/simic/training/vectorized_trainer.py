@@ -136,7 +136,7 @@ class VectorizedPPOTrainer:
                     result = self.env.act(seen, actions, cut_after=self._cut_after(epoch))
                 with self._timed("record"):
                     self._record(seen, obs, masks, step, result)
-                    self.recorder.step(self.env, seen, step, actions, result, self.seconds["train"])
+                    self.recorder.step(self.env, seen, obs, step, actions, result, self.seconds["train"])
                 if result.truncated_bootstrap_targets or epoch == self.max_epochs:
                     with self._timed("update"):
                         self._update(result)
