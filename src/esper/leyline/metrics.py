@@ -278,7 +278,11 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
                 integer("episode_length", "epochs", "Number of epochs of one episode."),
                 _texts("slots", "Names of the slots, in the order of the policy's indices."),
                 integer("host_params", "parameters", "Number of parameters of the host."),
-                _map("depths", "share", "Place of each slot among those that activations pass: 0 first, 1 last."),
+                _map(
+                    "depths",
+                    "share",
+                    "Place of each slot among those that activations pass: 0 first, 1 last.",
+                ),
                 _texts(
                     "observed",
                     "Names of the numbers in last_action.observation: features of the network, then of each "

@@ -57,7 +57,9 @@ class Considered:
         if step.slot_probs is not None:
             parts.append(step.slot_probs.flatten(1))
         packed = torch.cat([part.float() for part in parts], 1).cpu().numpy()
-        op_probs, base, slot_features, *rest = np.split(packed, np.cumsum([p.shape[1] for p in parts])[:-1], 1)
+        op_probs, base, slot_features, *rest = np.split(
+            packed, np.cumsum([p.shape[1] for p in parts])[:-1], 1
+        )
         self.op_probs: list[list[float]] = op_probs.tolist()
         self.observations = np.concatenate([base, slot_features], 1)  # [E, D]
         self._joint = rest[0].reshape(envs, ops, count) * op_probs[:, :, None] if rest else None

@@ -205,6 +205,7 @@ def emit_last_action(
             "alphas": alphas,
             "contributions": contributions,
             "gradient_ratios": gradient_ratios,
+            **dict.fromkeys(("slot_probs", "vetoes", "sensors", "observation")),
             **(considered or {}),
         },
         env_id=env_id,
