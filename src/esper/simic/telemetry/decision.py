@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.leyline import OP_GERMINATE, OP_NAMES, PRESENT_STAGES, EsperError, SeedStateReport, Veto
+from esper.leyline import (
+    OP_GERMINATE,
+    OP_NAMES,
+    OP_WAIT,
+    PRESENT_STAGES,
+    EsperError,
+    SeedStateReport,
+    Veto,
+)
 from esper.tamiyo.features import BASE, SLOT, Feature
 
 if TYPE_CHECKING:
@@ -70,9 +78,10 @@ class Considered:
         """Payload of the env with this place in the batch."""
         slot_probs = None
         if self._joint is not None:
-            legal = np.argwhere(self._legal[env, 1:]) + (1, 0)  # without WAIT, which concerns no slot
             slot_probs = {
-                f"{OP_NAMES[op]} {self._slots[slot]}": float(self._joint[env, op, slot]) for op, slot in legal
+                f"{OP_NAMES[op]} {self._slots[slot]}": float(self._joint[env, op, slot])
+                for op, slot in np.argwhere(self._legal[env])
+                if op != OP_WAIT  # which concerns no slot
             }
         measured = {
             f"{slot} {name}": float(np.float32(value))

@@ -153,8 +153,9 @@ def emit_last_action(
     considered: Mapping[str, Any] | None = None,
 ) -> None:
     """Emit one decision: `indices`, `op_probs` and `confidences` in the policy's order of heads and
-    operations, the env's `seeds` after it, and further fields that explain it (`considered`). Fields that the operation does not use are null. Nothing is
-    emitted below level normal, because no output would keep it."""
+    operations, the env's `seeds` after it, and fields that explain it (`considered`). Fields that the
+    operation does not use are null. Nothing is emitted below level normal, because no output would keep
+    it."""
     if telemetry_level < TelemetryLevel.NORMAL:
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
