@@ -42,10 +42,17 @@ def assets() -> Mapping[str, str]:
     return {name: folder.joinpath(name).read_text(encoding="utf-8") for name in (STYLE, *SCRIPTS)}
 
 
+_ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E"
+    "%3Ccircle cx='8' cy='8' r='7' fill='%23009e73'/%3E%3Cpath d='M8 3v10M3 8h10' stroke='white' "
+    "stroke-width='2'/%3E%3C/svg%3E"
+)
+
+
 def shell() -> str:
     """The page as the server sends it. Its data comes later."""
-    links = f'<link rel="stylesheet" href="assets/{STYLE}"><script type="module" src="assets/{SCRIPTS[-1]}"></script>'
-    return _document("Esper", links)
+    style = f'<link rel="stylesheet" href="assets/{STYLE}">'
+    return _document("Esper", f'{style}<script type="module" src="assets/{SCRIPTS[-1]}"></script>')
 
 
 def freeze(title: str, data: Mapping[str, Any]) -> str:
@@ -70,8 +77,9 @@ def _document(title: str, head: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(printable(title))}</title>{head}</head>"
-        "<body><noscript>This page draws itself with JavaScript, which is switched off.</noscript></body></html>\n"
+        f'<title>{escape(printable(title))}</title><link rel="icon" href="{_ICON}">{head}</head>'
+        "<body><noscript>This page draws itself with JavaScript, which is switched off.</noscript></body>"
+        "</html>\n"
     )
 
 

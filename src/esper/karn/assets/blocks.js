@@ -11,7 +11,8 @@ const listed = (data, only) => Object.entries(data?.series ?? {}).filter(([name]
 function chartBlock(block) {
   const { keys = [], part, only, data, rows, x: label, band, ...options } = block;
   const chart = new Chart({ label: part ? "epoch" : label, ...options });
-  const read = (state, name) => ({ name: name.split("/").at(-1), ...(state.curves.get(name) ?? { x: [], y: [] }) });
+  const read = (state, name) =>
+    ({ name: name.split("/").at(-1), ...(state.curves.get(name) ?? { x: [], y: [] }) });
   function update(state, changed) {
     if (rows || data) chart.set(rows ?? listed(data));
     else if (part) {
@@ -19,7 +20,8 @@ function chartBlock(block) {
     } else {
       const names = keys.flatMap((key) => state.names(key));
       if (!changed || names.some((name) => changed.has(name))) {
-        chart.set(names.map((name) => read(state, name)), band ? { band: band.map((name) => read(state, name)) } : {});
+        const shade = band ? { band: band.map((name) => read(state, name)) } : {};
+        chart.set(names.map((name) => read(state, name)), shade);
       }
     }
   }
@@ -39,10 +41,12 @@ function tableBlock({ part, rows, title, absent }) {
 
 const noteBlock = ({ text }) => ({ element: h("p", {}, text), update: () => {}, wide: true });
 
-const BLOCKS = { lines: chartBlock, bars: chartBlock, intervals: chartBlock, table: tableBlock, note: noteBlock };
+const BLOCKS = {
+  lines: chartBlock, bars: chartBlock, intervals: chartBlock, table: tableBlock, note: noteBlock,
+};
 
-/** Sections with their blocks; `special` makes those that are not charts, tables or notes. `update(state, changed)`
-    draws what has changed, or everything without `changed`. */
+/** Sections with their blocks; `special` makes those that are not charts, tables or notes.
+    `update(state, changed)` draws what has changed, or everything without `changed`. */
 export function sections(layout, special = {}) {
   const updates = [];
   const elements = layout.map(({ id, title, blocks }) => {

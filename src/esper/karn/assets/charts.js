@@ -37,7 +37,8 @@ class Frame {
     const written = (v) => (digits < 5 && Math.abs(v) < 1e7
       ? v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })
       : v.toExponential(1));
-    const across = ticks(x0, x1, Math.max(2, Math.min(8, width / 55))).filter((v) => Number.isInteger(Math.round(v * 1e9) / 1e9));
+    const across = ticks(x0, x1, Math.max(2, Math.min(8, width / 55)))
+      .filter((v) => Number.isInteger(Math.round(v * 1e9) / 1e9));
     this.svg = s("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img" },
       marks.map((v) => [this.level(v, "grid"),
         s("text", { x: left - 6, y: this.y(v) + 4, "text-anchor": "end" }, written(v))]),
@@ -63,7 +64,11 @@ class Frame {
 
 const range = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
 
-/** One line per series `{name, x, y}`; `band` shades between two; `limits` are drawn where they are near. */
+const upright = (frame, x, kind) =>
+  s("line", { class: kind, x1: frame.x(x), x2: frame.x(x), y1: frame.top, y2: frame.bottom });
+
+/** One line per series `{name, x, y}`; `band` shades between two; `limits` are drawn where they are near; `at`
+    marks an x. */
 function drawLines(width, series, { label, limits = [], band = null, at = null }) {
   const values = [...series, ...(band ?? [])].flatMap((one) => one.y).filter(finite);
   if (!values.length) return null;
@@ -85,7 +90,7 @@ function drawLines(width, series, { label, limits = [], band = null, at = null }
         ? [s("circle", { class: colour(i), cx: frame.x(x), cy: frame.y(one.y[k]), r: 2.4 })] : [])));
     }
   });
-  if (at !== null) frame.svg.append(s("line", { class: "now", x1: frame.x(at), x2: frame.x(at), y1: frame.top, y2: frame.bottom }));
+  if (at !== null) frame.svg.append(upright(frame, at, "now"));
   return frame;
 }
 
@@ -100,7 +105,10 @@ function columns(series, most) {
   });
   const size = Math.ceil(xs.length / most);
   const starts = xs.filter((_, i) => i % size === 0);
-  const mean = (row, i) => row.slice(i * size, (i + 1) * size).reduce((a, b) => a + b, 0) / row.slice(i * size, (i + 1) * size).length;
+  const mean = (row, i) => {
+    const part = row.slice(i * size, (i + 1) * size);
+    return part.reduce((a, b) => a + b, 0) / part.length;
+  };
   return { xs: starts, rows: rows.map((row) => starts.map((_, i) => mean(row, i))), size };
 }
 
@@ -112,18 +120,22 @@ function drawBars(width, series, { label, total = false }) {
   const tops = xs.map((_, i) => sum(i, 1));
   const bottoms = xs.map((_, i) => sum(i, -1));
   const step = xs.length > 1 ? Math.min(...xs.slice(1).map((x, i) => x - xs[i])) : 1;
-  const frame = new Frame(width, [xs[0] - step / 2, xs.at(-1) + step / 2], [Math.min(0, ...bottoms), Math.max(0, ...tops)], label);
+  const across = [xs[0] - step / 2, xs.at(-1) + step / 2];
+  const frame = new Frame(width, across, [Math.min(0, ...bottoms), Math.max(0, ...tops)], label);
   const wide = Math.max(frame.x(xs[0] + step) - frame.x(xs[0]) - 1, 0.5);
   xs.forEach((x, i) => {
+    const left = frame.x(x) - wide / 2;
     let [up, down] = [0, 0];
     rows.forEach((row, k) => {
       const start = row[i] > 0 ? up : down;
       if (row[i] > 0) up += row[i];
       else down += row[i];
       const [y1, y2] = [frame.y(start + row[i]), frame.y(start)].sort((a, b) => a - b);
-      if (row[i]) frame.svg.append(s("rect", { class: colour(k), x: frame.x(x) - wide / 2, y: y1, width: wide, height: y2 - y1 }));
+      const bar = { x: left, y: y1, width: wide, height: y2 - y1 };
+      if (row[i]) frame.svg.append(s("rect", { class: colour(k), ...bar }));
     });
-    if (total) frame.svg.append(s("line", { class: "total", x1: frame.x(x) - wide / 2, x2: frame.x(x) + wide / 2, y1: frame.y(up + down), y2: frame.y(up + down) }));
+    const y = frame.y(up + down);
+    if (total) frame.svg.append(s("line", { class: "total", x1: left, x2: left + wide, y1: y, y2: y }));
   });
   frame.note = size > 1 ? `Each bar is the mean of ${size}.` : "";
   return frame;
@@ -162,27 +174,37 @@ function drawLanes(width, slots, { epochs, at = null }) {
     s("text", { x: left - 6, y: height - 5, "text-anchor": "end" }, "epoch"),
     ticks(0, epochs, Math.max(2, width / 60)).filter((e) => e && Number.isInteger(e)).map((e) =>
       s("text", { x: left + e * per, y: height - 5, "text-anchor": "middle" }, e)));
-  names.forEach((slot, row) => {
-    const [top, base] = [row * lane + 4, row * lane + lane];
-    svg.append(s("rect", { class: "DORMANT", x: left, y: top, width: per * epochs, height: lane - 4 }),
-      s("text", { x: left - 6, y: top + 21, "text-anchor": "end" }, s("title", {}, slot), slot.length > 13 ? `…${slot.slice(-12)}` : slot));
-    let label = -Infinity;
-    slots[slot].forEach((band, i, all) => {
-      const count = band.to - band.from + 1;
-      const x = left + (band.from - 1) * per;
-      const words = `${slot}: ${band.blueprint ?? "unknown"} ${band.stage}, epochs ${band.from} to ${band.to}`;
-      svg.append(s("rect", { class: band.stage, x, y: top, width: per * count, height: lane - 4 }, s("title", {}, words)),
-        s("path", { class: "alpha", d: `M${band.alpha.map((a, k) =>
-          `${(x + (k + 1) * per).toFixed(1)},${(base - (a ?? 0) * (lane - 8)).toFixed(1)}`).join("L")}` }));
-      if (all[i - 1]?.born !== band.born && x > label) {
-        const place = x < width - 90 ? { x: x + 3 } : { x: width - MARGIN.right, "text-anchor": "end" };
-        svg.append(s("text", { class: "blueprint", y: top + 11, ...place }, band.blueprint ?? "unknown"));
-        label = x + 70;
-      }
-    });
-  });
-  if (at !== null) svg.append(s("line", { class: "now", x1: left + (at - 0.5) * per, x2: left + (at - 0.5) * per, y1: 0, y2: height - 18 }));
+  names.forEach((slot, row) => svg.append(s("g", {},
+    s("text", { x: left - 6, y: row * lane + 25, "text-anchor": "end" }, s("title", {}, slot),
+      slot.length > 13 ? `…${slot.slice(-12)}` : slot),
+    drawLane(slots[slot], slot, { top: row * lane + 4, tall: lane - 4, left, per, epochs }))));
+  if (at !== null) {
+    const x = left + (at - 0.5) * per;
+    svg.append(s("line", { class: "now", x1: x, x2: x, y1: 0, y2: height - 18 }));
+  }
   return { svg };
+}
+
+function drawLane(bands, slot, { top, tall, left, per, epochs }) {
+  const place = (from, to) => ({ x: left + (from - 1) * per, y: top, width: (to - from + 1) * per, height: tall });
+  const rects = bands.map((band) => s("rect", { class: band.stage, ...place(band.from, band.to) },
+    s("title", {}, `${slot}: ${band.blueprint ?? "unknown"} ${band.stage}, epochs ${band.from} to ${band.to}`)));
+  // A gap in the epochs ends a seed: the next one may be of the same blueprint.
+  const seeds = [];
+  bands.forEach((band, i) => {
+    if (bands[i - 1]?.born === band.born && bands[i - 1].to === band.from - 1) seeds.at(-1).push(band);
+    else seeds.push([band]);
+  });
+  const marks = seeds.map((seed) => {
+    const x = left + (seed[0].from - 1) * per;
+    const points = seed.flatMap((band) => band.alpha).map((alpha, k) =>
+      `${(x + (k + 0.5) * per).toFixed(1)},${(top + tall - 2 - (alpha ?? 0) * (tall - 4)).toFixed(1)}`);
+    const late = x > left + epochs * per - 80;
+    return [s("path", { class: "alpha", d: `M${points.join("L")}` }),
+      s("text", { class: "blueprint", y: top + 13, x: late ? left + epochs * per : x + 3,
+        "text-anchor": late ? "end" : "start" }, seed[0].blueprint ?? "unknown")];
+  });
+  return [s("rect", { class: "DORMANT", ...place(1, epochs) }), rects, marks];
 }
 
 const DRAW = { lines: drawLines, bars: drawBars, intervals: drawIntervals, lanes: drawLanes };
@@ -190,15 +212,17 @@ const DRAW = { lines: drawLines, bars: drawBars, intervals: drawIntervals, lanes
 /** Shows the values at the pointer's x, which follows the points. */
 function addTip(frame, holder, series) {
   const xs = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
-  const cursor = s("line", { class: "cursor", y1: frame.top, y2: frame.bottom });
+  const cursor = upright(frame, xs[0], "cursor");
   const tip = h("div", { class: "tip" });
   frame.svg.addEventListener("pointermove", (event) => {
     const at = event.clientX - frame.svg.getBoundingClientRect().left;
-    const x = xs.reduce((best, v) => (Math.abs(frame.x(v) - at) < Math.abs(frame.x(best) - at) ? v : best), xs[0]);
+    const away = (v) => Math.abs(frame.x(v) - at);
+    const x = xs.reduce((best, v) => (away(v) < away(best) ? v : best), xs[0]);
     cursor.setAttribute("x1", frame.x(x));
     cursor.setAttribute("x2", frame.x(x));
     const values = series.map((one) => [one.name, one.y[one.x.indexOf(x)] ?? null]);
-    tip.replaceChildren(h("b", {}, number(x)), ...values.map(([name, v]) => h("div", {}, `${name}  ${number(v)}`)));
+    tip.replaceChildren(h("b", {}, number(x)),
+      ...values.map(([name, v]) => h("div", {}, `${name}  ${number(v)}`)));
     frame.svg.append(cursor);
     holder.append(tip);
   });
@@ -246,12 +270,14 @@ export class Chart {
     const frame = DRAW[this.type](width, this.series, this.options);
     this.holder.replaceChildren(frame?.svg ?? h("p", { class: "absent" }, "not measured"));
     this.extra.textContent = frame?.note ?? "";
-    if (frame?.x) {
-      addTip(frame, this.holder, this.series);
-      frame.svg.setAttribute("aria-label", this.series.map((one) => `${one.name}: last ${number(one.y.at(-1))}`).join("; "));
-      const there = this.series.map((one, i) => [one.name, i, one.y.some((v) => v)]).filter(([, , some]) => some);
-      const names = [...there.map(([name, i]) => [name, colour(i)]), ...(this.options.total ? [["sum", "sum"]] : [])];
-      this.legend.replaceChildren(...(this.series.length > 1 ? names.map(([name, css]) => h("span", {}, h("i", { class: css }), name)) : []));
-    }
+    if (!frame?.x) return;
+    addTip(frame, this.holder, this.series);
+    const last = this.series.map((one) => `${one.name}: last ${number(one.y.at(-1))}`);
+    frame.svg.setAttribute("aria-label", last.join("; "));
+    // Series that show nothing keep their colour and are not listed.
+    const keys = this.series.map((one, i) => [one.name, colour(i), one.y.some((v) => v)]);
+    if (this.options.total) keys.push(["sum", "sum", true]);
+    this.legend.replaceChildren(...(this.series.length > 1 ? keys : []).filter(([, , some]) => some)
+      .map(([name, css]) => h("span", {}, h("i", { class: css }), name)));
   }
 }

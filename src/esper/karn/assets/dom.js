@@ -14,10 +14,14 @@ function build(element, attributes, children) {
 }
 
 /** An HTML element. Attributes that are functions listen to the event of their name. */
-export const h = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
+export function h(tag, attributes = {}, ...children) {
+  return build(document.createElement(tag), attributes, children);
+}
 
 /** An SVG element. */
-export const s = (tag, attributes = {}, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
+export function s(tag, attributes = {}, ...children) {
+  return build(document.createElementNS(SVG, tag), attributes, children);
+}
 
 /** Text with control and direction characters made visible, as \u{1b} for ESC: names may come from anyone. */
 export const visible = (value) =>
@@ -28,9 +32,9 @@ export function number(value) {
   if (value === null || value === undefined) return "—";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.map(number).join(", ") || "—";
-  if (typeof value === "object") return Object.entries(value).map(([k, v]) => `${k} ${number(v)}`).join(", ") || "—";
+  if (typeof value === "object") return number(Object.entries(value).map(([k, v]) => `${k} ${number(v)}`));
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) || Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (Number.isInteger(value) || Math.abs(value) >= 1000) return (Math.round(value) + 0).toLocaleString("en-US");
   if (Math.abs(value) < 1e-3) return value.toExponential(1);
   return String(Number(value.toPrecision(3)));
 }

@@ -18,7 +18,7 @@ async function ask(name, parameters) {
   return answer.json();
 }
 
-const NOT_HERE = "This report holds the decisions of the best and of the last round; `esper ui` shows them all.";
+const NOT_HERE = "This report has the decisions of the best and of the last round; `esper ui` shows them all.";
 
 function recall(part, key) {
   const found = frozen[part]?.[key];
@@ -33,8 +33,9 @@ export const getEpisode = (run, round, env) =>
 export const getComparison = (runs) => ask("compare", runs.map((run) => ["run", run]));
 export const getProof = (proof) => frozen?.proof ?? ask("proof", { proof });
 
-/** Calls `hear` with each message about a run, or about the list of runs if `run` is null. A hidden page closes
-    its connection; it goes on from its cursor when it is looked at again. Returns a function that ends it. */
+/** Calls `hear` with each message about a run, or about the list of runs if `run` is null. A hidden page
+    closes its connection, and goes on from its cursor when it is looked at again. Returns a function that ends
+    it. */
 export function follow(run, hear, tell) {
   if (frozen) {
     if (frozen.run) hear(frozen.run);

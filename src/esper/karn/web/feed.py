@@ -455,6 +455,7 @@ class Feed(Stream):
         done = self.last.get(_T.BATCH_COMPLETED.value, {})
         message = None if self._end is None else self._end.get("message")
         facts = {
+            "name": self.path.resolve().name,
             "status": self.status,
             "message": message,
             **{name: self.start.get(name) for name in ("task", "policy", "seed", "envs")},
