@@ -145,14 +145,14 @@ class Browser:
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
-        box = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        x, y = self.run(f"""(() => {{
+            const element = document.querySelector({json.dumps(selector)});
+            element.scrollIntoView({{block: "center"}});
+            const box = element.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()""")
         for kind in ("mousePressed", "mouseReleased"):
-            self._call(
-                "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1
-            )
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def screenshot(self, path: Path, *, full: bool = False) -> None:
         options: dict[str, Any] = {}

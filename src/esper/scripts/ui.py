@@ -6,11 +6,13 @@ import secrets
 import socket
 import sys
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from esper._text import printable
 from esper.karn.summary import RUNS
 from esper.leyline import EsperError
 from esper.scripts.karn import optional, reader
@@ -32,32 +34,19 @@ def ui(
         open: Open the page in a browser.
     """
     try:
-        import uvicorn
-
-        from esper.karn.web.server import make_app
+        from esper.karn.web.server import make_server
     except ImportError as error:
-        raise EsperError(f"{error.name} is not installed; to get it: pip install 'esper-grow[web]'") from error
+        raise EsperError(
+            f"{error.name} is not installed; to get it: pip install 'esper-grow[web]'"
+        ) from error
     token = secrets.token_urlsafe(18)
-    app = make_app(runs, token)
-    listening = _listen(port)
+    server, listening = make_server(runs, token), _listen(port)
     url = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        limit_concurrency=256,
-        timeout_graceful_shutdown=1,
-    )
-    print(f"{url}\nThe page shows the runs in {runs}. Ctrl-C ends it.", flush=True)
+    print(f"{url}\nThe page shows the runs in {printable(runs)}. Ctrl-C ends it.", flush=True)
     if open:
         webbrowser.open(url)
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # how it is meant to end
+    with suppress(KeyboardInterrupt):  # how it is meant to end
+        server.run(sockets=[listening])
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -209,6 +209,8 @@ class Feed(Stream):
         return tuple(state)
 
     def _read_log(self) -> None:
+        if "log" in self._problems:
+            return
         try:
             for begin, end, event in self.log.events():
                 kind, data, nonfinite = event_parts(event)
@@ -271,16 +273,12 @@ class Feed(Stream):
     def _on_outcome(self, _event: Mapping[str, Any], data: dict[str, Any]) -> None:
         if data.get("objective") is not None:
             self._objectives.append(data["objective"])
-        counts = [data.get(name) for name in ("fossilized", "pruned", "germinated")]
-        if None not in counts:
-            fossilized, pruned, germinated = counts
-            parts = {
-                "fossilized": fossilized,
-                "pruned": pruned,
-                "unfinished": germinated - fossilized - pruned,
-            }
-            for name, value in parts.items():
-                self._fates[name].add(value)
+        fossilized, pruned, germinated = (data.get(n) for n in ("fossilized", "pruned", "germinated"))
+        if fossilized is None or pruned is None or germinated is None:
+            return
+        for name, value in (("fossilized", fossilized), ("pruned", pruned)):
+            self._fates[name].add(value)
+        self._fates["unfinished"].add(germinated - fossilized - pruned)
 
     def _on_round(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
         index = data.get("round_idx", event.get("round_idx")) or 0

@@ -97,7 +97,9 @@ RUN: Sequence[dict[str, Any]] = (
     section(
         "Rewards",
         bars("Reward terms", "Mean per episode, by term. The mark is their sum.", "terms/", total=True),
-        bars("Reward terms by epoch", "Mean per step of the last round.", part="last_round.terms", total=True),
+        bars(
+            "Reward terms by epoch", "Mean per step of the last round.", part="last_round.terms", total=True
+        ),
     ),
     section(
         "Attribution",

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper._page import assets, shell
 from esper.karn.compare import compare_runs
@@ -32,11 +34,14 @@ from esper.karn.web.feed import Feed
 from esper.karn.web.streams import POLL, Stream, encode
 from esper.leyline import EsperError
 
-HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?")
+"""Of any port, so that the page can be reached through a tunnel."""
 FEEDS = 8
 """Runs that are held in memory beside those that a client follows."""
 COMPARED = 8
 """Runs that are compared at most."""
+CLIENTS = 256
+"""Connections at once; more are turned away."""
 HEARTBEAT = 15.0
 """Seconds after which a stream that has nothing to say sends a sign of life."""
 PATIENCE = 30.0
@@ -54,7 +59,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets through what this page asks on this machine, with the token."""
+    """Lets through what this page asks on this machine, with the token. Every answer has the headers."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self.token = app, token
@@ -62,16 +67,18 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return  # there are no websockets here
-        request = Request(scope)
-        refusal = self._refusal(request)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        refusal = self._refusal(Request(scope))
+        await (self.app if refusal is None else refusal)(scope, receive, guarded)
 
     def _refusal(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if urlsplit(f"//{host}").hostname not in HOSTS:
+        if not OWN_HOST.fullmatch(host):
             return _refuse(403, "this server answers to the names of its own machine only")
         if origin is not None and origin != f"http://{host}":
             return _refuse(403, "this page cannot be asked by another one")
@@ -84,14 +91,14 @@ class Guard:
 
 
 def _refuse(status: int, reason: str) -> Response:
-    return PlainTextResponse(f"{reason}\n", status, headers=HEADERS)
+    return PlainTextResponse(f"{reason}\n", status)
 
 
 class EventStream(Response):
     """Server-sent events. A client that stops reading is left after a while; nobody else waits for it."""
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(media_type="text/event-stream", headers=HEADERS)
+        super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._events = events
 
@@ -214,14 +221,14 @@ def make_app(root: Path, token: str) -> ASGIApp:
     site, files = Site(root), assets()
 
     def page(_request: Request) -> Response:
-        return Response(shell(), media_type="text/html", headers=HEADERS)
+        return Response(shell(), media_type="text/html")
 
     def asset(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in files:
             return _refuse(404, "there is no such file")
         kind = "text/css" if name.endswith(".css") else "text/javascript"
-        return Response(files[name], media_type=kind, headers=HEADERS)
+        return Response(files[name], media_type=kind)
 
     async def stream(request: Request) -> Response:
         cursor = request.headers.get("last-event-id") or request.query_params.get("cursor")
@@ -246,10 +253,25 @@ def make_app(root: Path, token: str) -> ASGIApp:
     return Guard(Starlette(routes=[Mount(f"/{token}", routes=inner)]), token)
 
 
+def make_server(root: Path, token: str) -> uvicorn.Server:
+    """A server that waits to be run on a socket."""
+    config = uvicorn.Config(
+        make_app(root, token),
+        access_log=False,
+        log_level="warning",
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        limit_concurrency=CLIENTS,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
 def _route(path: str, answer: Callable[[Request], Any]) -> Route:
     def respond(request: Request) -> Response:
         try:
-            return Response(encode(answer(request)), media_type="application/json", headers=HEADERS)
+            return Response(encode(answer(request)), media_type="application/json")
         except LookupError as error:
             return _refuse(404, str(error.args[0]))
         except (EsperError, ValueError, OSError) as error:

@@ -58,9 +58,10 @@ class Stream:
                 self._sent[place] = encode(message)
             return self._sent[place], self.cursor
 
-    def look(self) -> None:
-        """As `read`, from any thread."""
+    def look(self, *, now: bool = False) -> None:
+        """As `read`, from any thread; with `now` whenever the last look was."""
         with self._lock:
+            self._due = 0.0 if now else self._due
             self.read()
 
     def read(self) -> None:

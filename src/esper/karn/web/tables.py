@@ -34,9 +34,7 @@ def reward_terms(path: Path) -> tuple[dict[str, float], Chart]:
     table = _read(path, ["env_id", "epoch", "components"])
     sums: Counter[str] = Counter()
     by_epoch: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for epoch, components in zip(
-        table["epoch"].to_pylist(), table["components"].to_pylist(), strict=True
-    ):
+    for epoch, components in zip(table["epoch"].to_pylist(), table["components"].to_pylist(), strict=True):
         for name, amount in components or ():
             sums[name] += amount
             by_epoch[name][epoch].append(amount)
