@@ -62,6 +62,7 @@ def test_a_wrong_token(site: Site, token: str) -> None:
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "[", "localhost:x", ""],
+    ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "[", "localhost:x", ""],
 )
 def test_a_foreign_host(site: Site, host: str) -> None:
     refused(site, f"/{TOKEN}/", headers={"Host": host})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from esper._page import freeze
+from esper.karn.views import Views
 from esper.karn.web import layout
 from esper.karn.web.feed import Feed
 from esper.leyline import EsperError
@@ -17,6 +18,7 @@ def render_report(path: Path, growth_rounds: int = 24) -> str:
     if growth_rounds < 1:
         raise EsperError(f"report: growth_rounds is {growth_rounds}, must be 1 or more")
     run = RunDirectory.open(path)
+    Views(run)  # checks every value of the log
     feed = Feed(run.path)
     feed.look()
     while feed.busy:

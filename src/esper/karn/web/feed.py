@@ -371,7 +371,7 @@ class Feed(Stream):
             elif is_last:
                 self._last_round |= {"acts": steps.acts, "course": steps.course}
         if is_last:
-            self.last[_EVENT_OF[table]] = tables.last_row(path)
+            self.last[_EVENT_OF[table]] = tables.last_row(path, table)
 
     def _follow(self, course: tables.Chart) -> None:
         """Add the epochs of a single network that are new."""

@@ -12,26 +12,17 @@ import numpy as np
 import orjson
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from esper.leyline import OP_NAMES, LifecycleKind, LifecycleOp, SeedStage, TelemetryEventType
-from esper.nissa import TelemetryError
+from esper.nissa.tables import read_file
 
 Chart = dict[str, Any]
 """`x`, and `series` by name, for a chart over the epochs of a round."""
 
 
-def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Columns that an older version did not write are left out."""
-    try:
-        return pq.ParquetFile(path).read(columns=columns)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise TelemetryError(f"{path.name} is damaged, so its round is not shown: {error}") from error
-
-
 def reward_terms(path: Path) -> tuple[dict[str, float], Chart]:
     """Mean of each term per episode, and per step by epoch."""
-    table = _read(path, ["env_id", "epoch", "components"])
+    table = read_file(path, "rewards", ["env_id", "epoch", "components"])
     sums: Counter[str] = Counter()
     by_epoch: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for epoch, components in zip(table["epoch"].to_pylist(), table["components"].to_pylist(), strict=True):
@@ -54,7 +45,7 @@ def _by_epoch(values: Mapping[str, Mapping[int, Sequence[float]]]) -> Chart:
 
 def training_speed(path: Path) -> float | None:
     """Samples per second of all envs together."""
-    table = _read(path, ["env_id", "samples_per_second"])
+    table = read_file(path, "throughput", ["env_id", "samples_per_second"])
     means = table.group_by("env_id").aggregate([("samples_per_second", "mean")])
     return pc.sum(means["samples_per_second_mean"]).as_py()
 
@@ -70,7 +61,8 @@ class StepFigures:
 
 
 def step_figures(path: Path) -> StepFigures:
-    rows = _read(path, ["epoch", "op", "executed", "veto", "gate_failures", "accuracy", "loss"]).to_pylist()
+    columns = ["epoch", "op", "executed", "veto", "gate_failures", "accuracy", "loss"]
+    rows = read_file(path, "steps", columns).to_pylist()
     acts: Counter[tuple[str, int]] = Counter()
     refused: Counter[tuple[str, str]] = Counter()
     course: dict[str, dict[int, list[float]]] = {"accuracy": defaultdict(list), "loss": defaultdict(list)}
@@ -89,9 +81,9 @@ def step_figures(path: Path) -> StepFigures:
     return StepFigures({"x": epochs, "series": series}, _by_epoch(course), refused)
 
 
-def last_row(path: Path) -> dict[str, Any]:
-    """The newest row, without the observation, whose numbers have no names here."""
-    table = _read(path)
+def last_row(path: Path, name: str) -> dict[str, Any]:
+    """The newest row of a table, without the observation, whose numbers have no names here."""
+    table = read_file(path, name)
     rows = _rows(table.slice(max(len(table) - 1, 0)))
     return {name: value for name, value in rows[0].items() if name != "observation"} if rows else {}
 
@@ -127,7 +119,7 @@ class Birth:
 
 def read_round(steps: Path, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Every network of a round: its outcome, and the life of each of its seeds."""
-    table = _read(steps, ["env_id", "epoch", "stages", "alphas", "contributions"])
+    table = read_file(steps, "steps", ["env_id", "epoch", "stages", "alphas", "contributions"])
     births, outcomes = _births(events), _outcomes(events)
     networks: dict[int, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     epochs = 0
@@ -193,8 +185,9 @@ def read_episode(
 ) -> dict[str, Any] | None:
     """One network's episode: each decision with all that was recorded of it, and what became of its seeds.
     None if the round has no such env."""
-    rows = _rows_of(steps, env)
-    terms = {row["epoch"]: row["components"] for row in _rows_of(rewards, env)} if rewards else {}
+    rows = _rows_of(steps, "steps", env)
+    paid = [] if rewards is None else _rows_of(rewards, "rewards", env)
+    terms = {row["epoch"]: row["components"] for row in paid}
     if not rows:
         return None
     return {
@@ -221,6 +214,6 @@ def read_episode(
     }
 
 
-def _rows_of(path: Path, env: int) -> list[dict[str, Any]]:
-    table = _read(path)
+def _rows_of(path: Path, name: str, env: int) -> list[dict[str, Any]]:
+    table = read_file(path, name)
     return _rows(table.filter(pc.equal(table["env_id"], env)))
