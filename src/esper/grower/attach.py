@@ -84,6 +84,7 @@ def attach(
             policy=_described(policy),
             epochs=epochs,
             classes=classes,
+            blueprints=offered,
             seed=seed,
         )
     return Grower(

@@ -270,3 +270,5 @@ class Decided:
 
     op_probs: list[float]
     legal: list[bool]
+    considered: Mapping[str, Any]
+    """Further fields that explain it; empty if nothing is recorded."""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,10 +37,12 @@ from esper.leyline import (
     TrainingSignals,
     TransitionError,
     allowed,
+    blueprint_id,
     check_number,
     stream_seed,
 )
 from esper.simic.contracts import ActionOutcome
+from esper.simic.telemetry.decision import Considered
 from esper.simic.training.action_execution import ActionRules, apply_action, parse_sampled_action
 from esper.tamiyo.tracker import SignalTracker
 
@@ -318,13 +321,25 @@ class Grower:
             last_success=self._last_success,
         )
 
-        def act() -> tuple[list[int], list[float]]:
+        def act() -> tuple[list[int], decide.Decided]:
             step = policy.act(seen.observation, self._hidden, seen.masks, deterministic=True)
             self._hidden = step.hidden
-            return step.actions[0].tolist(), step.op_probs[0].tolist()
+            considered = {}
+            if self._recorder is not None:
+                measured = {name: np.array([values]) for name, values in sensors.items()}
+                considered = Considered(
+                    step,
+                    seen.observation,
+                    seen.masks,
+                    measured,
+                    [self.reports()],
+                    self.body.names,
+                    blueprints=[blueprint_id(index) for index in sorted(self._rules.blueprints)],
+                ).fields(0)
+            legal = seen.masks.op[0].tolist()
+            return step.actions[0].tolist(), decide.Decided(step.op_probs[0].tolist(), legal, considered)
 
-        indices, op_probs = distributed.from_first_rank(act)
-        return indices, decide.Decided(op_probs, seen.masks.op[0].tolist())
+        return distributed.from_first_rank(act)
 
     def _follow(self) -> None:
         """Bring everything up to date that depends on the structure."""

@@ -75,6 +75,7 @@ class PolicyStep:
     value: Tensor  # [E]
     op_probs: Tensor  # [E, 6]
     hidden: tuple[Tensor, Tensor] | None
+    slot_probs: Tensor | None = None  # [E, 6, S] of each slot given the op; None: the policy has none
 
 
 class PolicyProtocol(Protocol):

@@ -491,6 +491,7 @@ class RecurrentPolicy:
             value=value,
             op_probs=distribution.op_log_probs[:envs, 0].exp(),
             hidden=(h[:envs], c[:envs]),
+            slot_probs=distribution.slot_log_probs[:envs, 0].exp(),
         )
 
     @torch.no_grad()

@@ -163,10 +163,12 @@ def emit_last_action(
     accuracy: float | None = None,
     loss: float | None = None,
     epoch: int | None = None,
+    considered: Mapping[str, Any] | None = None,
 ) -> None:
     """Emit one decision: `indices`, `op_probs` and `confidences` in the policy's order of heads and
-    operations, and the env's `seeds` after it. Fields that the operation does not use are null. Nothing is
-    emitted below level normal, because no output would keep it."""
+    operations, the env's `seeds` after it, and fields that explain it (`considered`). Fields that the
+    operation does not use are null. Nothing is emitted below level normal, because no output would keep
+    it."""
     if telemetry_level < TelemetryLevel.NORMAL:
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
@@ -219,6 +221,8 @@ def emit_last_action(
             "alphas": alphas,
             "contributions": contributions,
             "gradient_ratios": gradient_ratios,
+            **dict.fromkeys(("slot_probs", "vetoes", "sensors", "observation")),
+            **(considered or {}),
         },
         env_id=env_id,
         device=device,
