@@ -1,7 +1,7 @@
 """Growth against networks that have the same seeds from the first epoch, on held-out networks at equal FLOPs.
 
 `python -m benchmarks.schedule_final` plays the best schedule of each embedded task, networks that start with
-its seeds and train for the same FLOPs (whole epochs, rounded up in their favour), and networks that never
+its seeds and train for the same FLOPs (whole steps, rounded up in their favour), and networks that never
 grow. It prints the paired differences with their 95 % intervals."""
 
 from __future__ import annotations
