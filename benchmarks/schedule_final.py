@@ -58,7 +58,7 @@ def row(name: str, networks: int, first: int, seeds: Sequence[str] | None = None
     cells = [f"{estimate(values).value:.1f}" for values in objective.values()]
     for a, b in (("from_start", "grown"), ("grown", "static")):
         difference = paired(objective[a], objective[b])
-        cells.append(f"{difference.value:.1f} [{difference.low:.1f}, {difference.high:.1f}]")
+        cells.append(f"{difference.value:.2f} [{difference.low:.2f}, {difference.high:.2f}]")
     cells.append(f"{flops['from_start'] / flops['grown']:.3f}")
     return f"| `{name}` | {' | '.join(cells)} |"
 
