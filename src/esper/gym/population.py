@@ -9,12 +9,14 @@ E envs of the population, S slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from esper.gym.actions import HeadMasks, Indices
 from esper.gym.observations import Floats, ObservationLayout
@@ -50,6 +52,13 @@ class Step:
     """Arrays [E], or dicts of them."""
 
 
+@contextmanager
+def training_allowed() -> Iterator[None]:
+    """The networks learn even where the caller, as learners do while they collect, has gradients off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 class Population:
     """Networks that are trained as one batched module, and where their episode is."""
 
@@ -72,6 +81,7 @@ class Population:
         assert self._env is not None, "begin opens it"
         return self._env
 
+    @training_allowed()
     def begin(self, root_seed: int, episode: int) -> None:
         """Fresh networks of this episode, and their first epoch."""
         if self._env is None or self.root_seed != root_seed:
@@ -87,6 +97,7 @@ class Population:
         assert self.root_seed is not None, "an episode follows another"
         self.begin(self.root_seed, self.episode + 1)
 
+    @training_allowed()
     def act(self, actions: Indices) -> Step:
         """Carry out one legal action per env [E, 8] and, unless the episode ends, train the next epoch."""
         seen, env = self._seen, self.env
