@@ -72,7 +72,9 @@ class Judge:
 class Run:
     """One run in progress: its curve is saved after every point."""
 
-    def __init__(self, curve: Curve, out: Path, judge: Judge, *, steps: int, every: int, minutes: float) -> None:
+    def __init__(
+        self, curve: Curve, out: Path, judge: Judge, *, steps: int, every: int, minutes: float
+    ) -> None:
         self.curve, self.out, self.judge, self.steps, self.every = curve, out, judge, steps, every
         self.start, self.limit, self.due = time.monotonic(), 60 * minutes, 0
 
@@ -192,7 +194,9 @@ def torchrl_ppo(settings: str, seed: int, run: Run) -> None:
         distribution_class=MaskedCategorical,
         return_log_prob=True,
     )
-    critic = ValueOperator(MLP(columns, 1, num_cells=[64, 64], activation_class=torch.nn.Tanh), ["observation"])
+    critic = ValueOperator(
+        MLP(columns, 1, num_cells=[64, 64], activation_class=torch.nn.Tanh), ["observation"]
+    )
     gae = GAE(
         gamma=ours.gamma if like_ours else 0.99,
         lmbda=ours.gae_lambda if like_ours else 0.95,

@@ -3,13 +3,7 @@
 Importing this package registers an environment for each built-in task: `Esper/digits_shift-v0` and so on.
 Nothing else in Esper imports gymnasium. torch loads with the first environment, not here."""
 
-from importlib.util import find_spec
-
 from esper._lazy import lazy_exports
-
-if find_spec("gymnasium") is None:
-    raise ImportError("esper.gym needs gymnasium 1.1 or newer; install it with: pip install 'esper-grow[gym]'")
-
 from esper.gym.registration import register, register_builtin
 
 __getattr__, __dir__, _exports = lazy_exports(

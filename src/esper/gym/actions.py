@@ -131,9 +131,7 @@ def _integers(actions: Any, shape: tuple[int, ...], sizes: npt.ArrayLike, what: 
         place = tuple(int(i) for i in np.argwhere(outside)[0])
         size = int(np.broadcast_to(sizes, shape)[place])
         head = f", head {HEAD_NAMES[place[1]]}" if len(place) > 1 else ""
-        raise IllegalAction(
-            f"env {place[0]}{head}: {what} is {int(given[place])}; allowed: 0 to {size - 1}"
-        )
+        raise IllegalAction(f"env {place[0]}{head}: {what} is {int(given[place])}; allowed: 0 to {size - 1}")
     return given.astype(np.int64)
 
 
@@ -142,7 +140,7 @@ class HeadActions:
 
     def __init__(self, task: TaskSpec) -> None:
         self.vocabulary = Vocabulary(task)
-        self.space = MultiDiscrete(self.vocabulary.sizes)
+        self.space = MultiDiscrete(list(self.vocabulary.sizes))
         offered = self.vocabulary.blueprints
         self.names = tuple(
             f"{HEAD_NAMES[head]} {self.vocabulary.name(head, offered[i] if head == BLUEPRINT else i)}"

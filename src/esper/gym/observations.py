@@ -45,9 +45,7 @@ class ObservationLayout:
 
 def _names(table: Sequence[Feature]) -> list[str]:
     """Column names of a table. A validity bit is named `feature.known`."""
-    return [
-        name for f in table for name in ((f.name, f"{f.name}.known") if f.optional else (f.name,))
-    ]
+    return [name for f in table for name in ((f.name, f"{f.name}.known") if f.optional else (f.name,))]
 
 
 def _limits(table: Sequence[Feature]) -> list[tuple[float, float]]:

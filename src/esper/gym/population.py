@@ -1,4 +1,4 @@
-"""One population of the native environment, one decision at a time. All contact with `simic.training` is here.
+"""One population of the native environment, one decision at a time. Only this module runs `simic.training`.
 
 An epoch's measurements are made before its decision: `begin` trains the first epoch and shows it, `act`
 carries the decisions out and trains the next epoch. In the last epoch the episode ends.
@@ -72,7 +72,9 @@ class Population:
         self.running = False
         """Whether an episode has begun and has not ended."""
         self._env: VectorEnv | None = None
-        self._rewards: RewardEngine
+        self._rewards = RewardEngine(
+            setup.reward, setup.task.objective, gamma=setup.gamma, num_envs=1 + self.networks[-1]
+        )
         self._seen: Observation
 
     @property
@@ -136,9 +138,6 @@ class Population:
             device="cpu",
             root_seed=root_seed,
             twins=setup.twins,
-        )
-        self._rewards = RewardEngine(
-            setup.reward, task.objective, gamma=setup.gamma, num_envs=1 + self.networks[-1]
         )
         rules = replace(
             action_rules(task, root_seed=root_seed),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import gymnasium
+try:
+    import gymnasium
+except ImportError as error:
+    raise ImportError(
+        "esper.gym needs gymnasium 1.1 or newer; install it with: pip install 'esper-grow[gym]'"
+    ) from error
 
 BUILTIN = (
     "cifar_baseline",

@@ -25,9 +25,9 @@ class SB3VecEnv(VecEnv):
     """`num_envs` networks of a task. `settings` are those of `GrowthVectorEnv`; envs reset themselves in the
     step that ends their episode, as Stable-Baselines3 expects.
 
-    MaskablePPO finds `action_masks`. An info of an ended episode has `terminal_observation`, `episode` (return
-    and length, which Stable-Baselines3 logs), `objective` and `outcome`. `TimeLimit.truncated` is always
-    False: an episode's length belongs to its task, and J is paid in its last step."""
+    MaskablePPO finds `action_masks`. An info of an ended episode has `terminal_observation`, `episode`
+    (return and length, which Stable-Baselines3 logs), `objective` and `outcome`. `TimeLimit.truncated` is
+    always False: an episode's length belongs to its task, and J is paid in its last step."""
 
     def __init__(self, task: str | TaskSpec, num_envs: int = 1, **settings: Any) -> None:
         self.env = GrowthVectorEnv(task, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **settings)

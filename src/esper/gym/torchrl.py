@@ -31,7 +31,9 @@ class MaskInObservation(VectorWrapper[Observed, npt.NDArray[Any], npt.NDArray[An
         super().__init__(env)
         self.growth, self.autoreset_mode = env, env.autoreset_mode
         if not isinstance(env.actions, FlatActions):
-            raise EsperError("torchrl: actions are heads; allowed: flat, because masks of heads depend on the op")
+            raise EsperError(
+                "torchrl: actions are heads; allowed: flat, because masks of heads depend on the op"
+            )
         self.single_observation_space = Dict(
             {
                 "observation": env.single_observation_space,

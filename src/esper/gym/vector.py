@@ -29,13 +29,14 @@ Returned = tuple[Floats, npt.NDArray[np.float64], Bools, Bools, dict[str, Any]]
 
 
 class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
-    """`num_envs` networks of one task, numbered from `first_network`, in populations of the task's width or of
-    `population`. Rows of a population without an env are trained like the others and cost as much.
+    """`num_envs` networks of one task, numbered from `first_network`, in populations of the task's width or
+    of `population`. Rows of a population without an env are trained like the others and cost as much.
 
     actions: `flat` (numbered decisions, see `FlatActions`; `granularity` is `plans` or `all`) or `heads` (one
     choice per head, see `HeadActions`). `metadata["action_names"]` and `metadata["observation_names"]` say
     what the numbers and columns mean.
-    on_illegal: `error` raises `IllegalAction`; `wait` replaces the action by WAIT and marks `info["illegal"]`.
+    on_illegal: `error` raises `IllegalAction`; `wait` replaces the action by WAIT and says so in
+    `info["illegal"]`.
     reward: a reward mode or its whole config. `sparse` pays J in the last step. `gamma` is the learner's
     discount, which the modes `shaped` and `escrow` need.
     twins: number of consecutive envs with the same initial weights, data and condition.
@@ -175,8 +176,8 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
                 illegal[rows] = ~population.masks.allow(native[rows])
             elif self.autoreset_mode is not AutoresetMode.NEXT_STEP:
                 raise ResetNeeded(
-                    f"the episodes of envs {rows.start} to {rows.stop - 1} have ended; reset them first, alone "
-                    'with options={"reset_mask": …}'
+                    f"the episodes of envs {rows.start} to {rows.stop - 1} have ended; reset them first, "
+                    'alone with options={"reset_mask": …}'
                 )
         if illegal.any() and self.on_illegal == "error":
             env = int(illegal.argmax())
