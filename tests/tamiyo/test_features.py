@@ -206,7 +206,7 @@ def test_by_hand(played) -> None:
     seen, inputs, obs = played[5]
     host, price = inputs.setting.facts.params, 0.4
     for env, s in enumerate(seen.signals):
-        accuracy, then = (a / 100 for a in (s.val_accuracy, s.accuracy_history[-4]))
+        accuracy, then = (a / 100 for a in (s.val_accuracy, s.accuracy_history[-3]))
         noise = math.sqrt(accuracy * (1 - accuracy) / 48)
         wanted = {
             "progress": 6 / 12,
@@ -218,9 +218,10 @@ def test_by_hand(played) -> None:
             "generalisation_gap": np.clip((s.train_accuracy / 100 - accuracy) / 0.9 / 0.1, -3, 3),
             "val_noise": min(noise / 0.9 / 0.03, 3.0),
             "val_loss": math.log1p(s.val_loss / math.log(10)),
-            "accuracy_change_3": np.clip((accuracy - then) / (math.sqrt(2) * noise) / 2, -3, 3),
-            "accuracy_slope_3": np.clip((accuracy - then) / 3 * 6 / (1 - accuracy), -3, 3),
-            "loss_ratio_1": np.clip(math.log(s.val_loss / s.loss_history[-2]) / 0.3, -3, 3),
+            "accuracy_change_third": np.clip((accuracy - then) / (math.sqrt(2) * noise) / 2, -3, 3),
+            "accuracy_slope_third": np.clip((accuracy - then) / 2 * 6 / (1 - accuracy), -3, 3),
+            "loss_slope_last": np.clip(math.log(s.val_loss / s.loss_history[-2]) / math.log(6 / 5), -3, 3),
+            "loss_slope_third": np.clip(math.log(s.val_loss / s.loss_history[-3]) / math.log(6 / 4), -3, 3),
             "plateau": s.plateau_epochs / 12,
             "plateau_so_far": s.plateau_epochs / 6,
             "size_price": math.log1p(400 / 0.9) / 7,
@@ -324,7 +325,7 @@ def test_what_is_not_known_is_unmeasured_and_the_rest_stays(played) -> None:
         )
     )
     unknown = ("progress", "steps_left", "time_needed", "val_accuracy", "train_accuracy", "val_noise")
-    unknown += ("val_loss", "accuracy_change_1", "accuracy_slope_1", "expected_end", "plateau")
+    unknown += ("val_loss", "accuracy_change_last", "accuracy_slope_last", "expected_end", "plateau")
     unknown += ("learning_rate",)
     for name in unknown:
         assert obs.base[:, column(BASE, name)].eq(0).all(), name
@@ -338,12 +339,11 @@ def test_what_is_not_known_is_unmeasured_and_the_rest_stays(played) -> None:
     assert all(part.isfinite().all() for part in (obs.base, obs.slots, obs.quotes))
 
 
-def test_slopes_are_unmeasured_before_there_is_history(played) -> None:
+def test_changes_are_unmeasured_before_there_is_history(played) -> None:
     _, _, first = played[0]
-    assert first.base[:, column(BASE, "accuracy_slope_1")].eq(0).all()
-    assert first.base[:, column(BASE, "accuracy_slope_8")].eq(0).all()
-    _, _, second = played[1]
-    assert second.base[:, column(BASE, "accuracy_slope_1")][:, 1].eq(1).all()
+    for name in ("accuracy_change_last", "accuracy_slope_third", "loss_slope_eighth", "expected_end"):
+        assert first.base[:, column(BASE, name)].eq(0).all(), name
+        assert played[1][2].base[:, column(BASE, name)][:, 1].eq(1).all(), name
 
 
 def test_dormant_slots_are_sensed_and_their_seeds_are_not(played) -> None:

@@ -48,7 +48,6 @@ from esper.tamiyo.policy import (
 torch.set_num_threads(1)
 
 BASE, SLOT_DIM, QUOTE_DIM, OP = 6, 4, 3, HEAD_NAMES.index("op")
-BLUEPRINTS = head_sizes(1)[1]
 NUM_OPS = 6
 
 
@@ -73,7 +72,7 @@ def observe(envs: int, slots: int, seed: int = 1) -> PolicyObservation:
     return PolicyObservation(
         torch.randn(envs, BASE, generator=g),
         torch.randn(envs, slots, SLOT_DIM, generator=g),
-        torch.randn(envs, slots, BLUEPRINTS, QUOTE_DIM, generator=g),
+        torch.randn(envs, slots, head_sizes(slots)[1], QUOTE_DIM, generator=g),
         torch.randint(-1, 13, (envs, slots), generator=g),
     )
 

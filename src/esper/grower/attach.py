@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.grower import decide, distributed, saving
 from esper.grower.body import Body
-from esper.grower.facts import attached_facts
+from esper.grower.facts import model_facts
 from esper.grower.grower import METRICS, Grower, StepResult
 from esper.grower.places import ESPER, Place, SlotAt, find_places, run_example, undisturbed
 from esper.grower.record import Recorder
@@ -63,12 +63,15 @@ def attach(
     check_number("attach", "seed", seed, integer=True)
     if evaluate is not None and not callable(evaluate):
         raise EsperError(f"attach: evaluate is {evaluate!r}, must be a function that returns the metric")
-    places, before = find_places(model, slots, example)
-    body = _insert(model, places, evaluate is not None, policy is not None and evaluate is None)
+    places, positions, before = find_places(model, slots, example)
+    body = _insert(model, places, positions, evaluate is not None, policy is not None and evaluate is None)
     try:
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
         decider = decide.make_policy(policy, body, epochs)
+        facts = None
+        if decider is not None:
+            facts = model_facts(model, body, example, classes=classes, val_samples=None)
     except Exception:
         detach(model)
         raise
@@ -88,7 +91,7 @@ def attach(
         body,
         policy=decider,
         rules=decide.make_rules(body, offered, epochs, seed),
-        facts=attached_facts(body, classes=classes),
+        facts=facts,
         epochs=epochs,
         metric=metric,
         evaluate=evaluate,
@@ -114,7 +117,8 @@ def load(model: nn.Module, path: str | Path) -> Grower:
             model.get_submodule(place.name)
         except AttributeError:
             raise EsperError(f"{path}: the model has no module {place.name!r}, which grew a seed") from None
-    body = _insert(model, content.slots, measures=False, makes_permanent=False)
+    unknown = [None] * len(content.slots)
+    body = _insert(model, content.slots, unknown, measures=False, makes_permanent=False)
     try:
         structure = {"slots": body.structure()["slots"]}
         structure |= {"seeds": content.seeds, "germinations": content.germinations}
@@ -124,10 +128,7 @@ def load(model: nn.Module, path: str | Path) -> Grower:
         detach(model)
         raise
     rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
-    facts = attached_facts(body, classes=None)
-    grower = Grower(
-        model, body, policy=None, rules=rules, facts=facts, epochs=None, metric="accuracy", evaluate=None
-    )
+    grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
     grower.history = [saving.as_result(StepResult, entry) for entry in content.history]
     return grower
 
@@ -164,8 +165,16 @@ def _unwrapped(model: Any) -> nn.Module:
     return model
 
 
-def _insert(model: nn.Module, places: Sequence[Place], measures: bool, makes_permanent: bool) -> Body:
+def _insert(
+    model: nn.Module,
+    places: Sequence[Place],
+    positions: Sequence[tuple[int, ...] | None],
+    measures: bool,
+    makes_permanent: bool,
+) -> Body:
     body = Body(model, places, measures=measures, makes_permanent=makes_permanent)
+    for slot, sizes in zip(body, positions, strict=True):
+        slot.positions = sizes
     try:
         hide_child(model)
         model.add_module(ESPER, body)

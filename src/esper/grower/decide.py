@@ -51,7 +51,7 @@ from esper.tamiyo.scripted import (
     as_step,
     waiting,
 )
-from esper.tamiyo.shipped import load_policy, shipped_policies
+from esper.tamiyo.shipped import load_policy, shipped_policies, tuned_thresholds
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
@@ -127,7 +127,7 @@ def make_policy(policy: PolicyLike, body: Body, epochs: int | None) -> PolicyPro
     if policy is None:
         return None
     if policy == "heuristic":
-        return Heuristic(None, 1)
+        return Heuristic(tuned_thresholds(), 1)
     if policy == "periodic":
         if epochs is None:
             raise EsperError("policy 'periodic' grows at parts of the horizon; attach with epochs=…")

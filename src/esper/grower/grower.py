@@ -86,7 +86,7 @@ class _Epoch:
 
 
 class Grower:
-    """Made by `esper.attach` and `esper.load`."""
+    """Made by `esper.attach` and `esper.load`. A policy needs `facts`: what it sees of the model."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class Grower:
         *,
         policy: PolicyProtocol | None,
         rules: ActionRules,
-        facts: HostFacts,
         epochs: int | None,
         metric: str,
         evaluate: Callable[[], float] | None,
+        facts: HostFacts | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         if metric not in METRICS:
@@ -304,6 +304,7 @@ class Grower:
         policy = self.policy
         if policy is None:
             return decide.WAIT, None
+        assert self._facts is not None, "measured for every policy"
         seen = decide.observe(
             self.body,
             rules,

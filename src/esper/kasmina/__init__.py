@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "evaluate_coalitions",
         ),
         "esper.kasmina.export": ("export_row",),
+        "esper.kasmina.facts": ("host_facts", "measure_traits"),
         "esper.kasmina.flops": ("FlopMeter",),
         "esper.kasmina.gates": ("check_gate",),
         "esper.kasmina.hosts": ("CNNHost", "GPTHost", "MLPHost", "build_host"),

@@ -75,6 +75,8 @@ class FlopMeter:
             self._features[slot_id] = x
         self.segments = [cost.forward for cost in self._hosts]
         """Forward FLOPs of the host between slots, in execution order."""
+        self.training = [self._hosts[0].first, *(cost.training for cost in self._hosts[1:])]
+        """The same for training: the data need no gradient."""
         self.bank = cache(self._count_bank)
 
     def _count_bank(self, slot_id: str, bank: str) -> Cost:
@@ -100,8 +102,7 @@ class FlopMeter:
     def per_sample(self, reports: Mapping[str, SeedStateReport]) -> int:
         """Training a network with these seeds on one sample: host, blended seeds and incubation."""
         blended = self._blended(reports)
-        total = self._hosts[0].first + sum(cost.training for cost in self._hosts[1:])
-        total += sum(cost.training for cost in blended.values())
+        total = sum(self.training) + sum(cost.training for cost in blended.values())
         for slot_id, report in reports.items():
             if report.stage is not SeedStage.TRAINING:
                 continue
@@ -159,6 +160,11 @@ def count(run: Run, x: Tensor, rows: Tensor | None = None) -> tuple[Cost, Tensor
     first, out = _count_step(run, x, Lanes(1, Mode.TRAIN, rows), to_input=False)
     frozen, _ = _count_step(run, x, Lanes(1, Mode.SHADOW, rows), to_input=True)
     return Cost(forward, training, first, frozen, out.requires_grad), out.detach()
+
+
+def count_training(run: Run, x: Tensor) -> int:
+    """`Cost.training` alone."""
+    return _count_step(run, x, Lanes(1, Mode.TRAIN), to_input=True)[0]
 
 
 def _count_step(run: Run, x: Tensor, lanes: Lanes, *, to_input: bool) -> tuple[int, Tensor]:

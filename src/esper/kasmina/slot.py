@@ -68,7 +68,8 @@ class SeedSlot(nn.Module):
         self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing
     ) -> None:
         super().__init__()
-        self.slot_id, self.channels, self.line = spec.slot_id, spec.channels, spec.line
+        self.slot_id, self.channels = spec.slot_id, spec.channels
+        self.line, self.positions = spec.line, spec.positions
         self.topology, self.population = topology, population
         self.gate_config, self.pacing = gates, pacing
         self.seeds: list[Seed | None] = [None] * population

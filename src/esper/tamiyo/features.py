@@ -42,7 +42,7 @@ from esper.tamiyo.sources import (
     in_stage,
     is_value,
     last_op,
-    loss_ratio,
+    loss_slope,
     net,
     over_error,
     over_span,
@@ -61,8 +61,9 @@ from esper.tamiyo.sources import (
     signal,
 )
 
-SLOPE_WINDOWS = (1, 3, 8)
-"""Numbers of epochs over which changes of accuracy and loss are observed."""
+WINDOWS = {"last": 0.0, "eighth": 1 / 8, "third": 1 / 3}
+"""Shares of the epochs so far, at least one epoch, over which changes of accuracy and loss are observed.
+Fixed numbers of epochs would show less change where epochs are shorter."""
 UP_TO_TWO = Normaliser(high=2.0)
 RELATIVE = Normaliser(low=-1.0, high=1.5)
 """Accuracies relative to chance: 0 is guessing, 1 is perfect."""
@@ -72,8 +73,6 @@ DEVIATIONS = Normaliser(unit=2.0, low=-3.0, high=3.0)
 """Differences in standard errors: 2 become 1."""
 GUESSES = Normaliser("log1p", high=3.0)
 """Losses relative to that of guessing."""
-CHANGE = Normaliser("log", unit=0.3, low=-3.0, high=3.0)
-"""Ratios of one quantity at two times."""
 RATIO = Normaliser("log", low=-3.0, high=3.0)
 """Ratios that differ by factors of a few."""
 SCALE = Normaliser("log", unit=2.0, low=-3.0, high=3.0)
@@ -88,6 +87,10 @@ PRICE = Normaliser("log1p", unit=7.0, high=2.0)
 def sensor_feature(name: str, meaning: str, normaliser: Normaliser) -> Feature:
     """The slot feature that shows a sensor."""
     return Feature(name, meaning, sensor(name), normaliser, True)
+
+
+def _span(window: str) -> str:
+    return "the last epoch" if window == "last" else f"the last {window} of the epochs so far"
 
 
 BASE: tuple[Feature, ...] = (
@@ -158,29 +161,33 @@ BASE: tuple[Feature, ...] = (
     Feature("train_loss", "training loss, likewise", guesses("train_loss"), GUESSES, True),
     *(
         Feature(
-            f"accuracy_change_{w}",
-            f"change of validation accuracy over the last {w} epochs, in standard errors of a difference",
-            accuracy_change(w),
+            f"accuracy_change_{name}",
+            f"change of validation accuracy over {_span(name)}, in standard errors of a difference",
+            accuracy_change(share),
             DEVIATIONS,
             True,
         )
-        for w in SLOPE_WINDOWS
+        for name, share in WINDOWS.items()
     ),
     *(
         Feature(
-            f"accuracy_slope_{w}",
-            f"share of the remaining error that is gained by the end at the pace of the last {w} epochs",
-            accuracy_slope(w),
+            f"accuracy_slope_{name}",
+            f"share of the remaining error that is gained by the end at the pace of {_span(name)}",
+            accuracy_slope(share),
             Normaliser(low=-3.0, high=3.0),
             True,
         )
-        for w in SLOPE_WINDOWS
+        for name, share in WINDOWS.items()
     ),
     *(
         Feature(
-            f"loss_ratio_{w}", f"validation loss over that of {w} epochs ago", loss_ratio(w), CHANGE, True
+            f"loss_slope_{name}",
+            f"change of ln(validation loss) over that of ln(time), over {_span(name)}",
+            loss_slope(share),
+            Normaliser(low=-3.0, high=3.0),
+            True,
         )
-        for w in SLOPE_WINDOWS
+        for name, share in WINDOWS.items()
     ),
     Feature(
         "expected_end",
@@ -257,8 +264,15 @@ SLOT: tuple[Feature, ...] = (
         place("depth"),
     ),
     Feature("channels", "channels at the slot over those of the widest slot", place("width")),
-    Feature("resolution", "positions at the slot over those of the input", place("resolution")),
-    Feature("params_before", "share of the host's parameters before the slot", place("params_before")),
+    Feature(
+        "resolution", "positions at the slot over those of the input", place("resolution"), optional=True
+    ),
+    Feature(
+        "params_before",
+        "share of the host's parameters before the slot",
+        place("params_before"),
+        optional=True,
+    ),
     Feature(
         "flops_before", "share of the host's FLOPs before the slot", place("flops_before"), optional=True
     ),
@@ -446,7 +460,7 @@ SLOT: tuple[Feature, ...] = (
     ),
     Feature(
         "feature_rank",
-        "effective number of independent channels that reach the slot, as a share of all",
+        "logarithm of the effective number of independent channels that reach the slot, over that of all",
         sensor("feature_rank"),
         optional=True,
     ),

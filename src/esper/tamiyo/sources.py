@@ -77,34 +77,42 @@ def guesses(name: str) -> Source:
     return Source(f"{name} / ln classes", lambda x: x.signals[name] / np.log(x.classes))
 
 
-def _gained(x: FeatureInputs, window: int) -> Array:
-    """[E] change of accuracy over the window; unmeasured before there are that many epochs."""
-    if x.accuracies.shape[1] <= window:
-        return np.full(len(x.accuracies), np.nan)
-    return x.accuracies[:, -1] - x.accuracies[:, -1 - window]
+def _looking_back(history: Array, x: FeatureInputs, share: float) -> tuple[Array, Array]:
+    """[E] the value before the last `share` of the epochs so far, at least one, and how many epochs that is;
+    NaN where there is none."""
+    epochs = np.maximum(np.rint(share * x.signals["epoch"]), 1).astype(np.int64)
+    epochs = np.minimum(epochs, max(history.shape[1] - 1, 1))
+    if history.shape[1] < 2:
+        return np.full(len(history), np.nan), epochs
+    return history[np.arange(len(history)), -1 - epochs], epochs
 
 
-def accuracy_change(window: int) -> Source:
-    return Source(
-        f"change of accuracy over {window} / standard error of a difference",
-        lambda x: _gained(x, window) / x.difference_error,
-    )
-
-
-def accuracy_slope(window: int) -> Source:
-    return over_error(
-        f"slope of accuracy over {window} * epochs left",
-        lambda x: _gained(x, window) / window * x.signals["epochs_left"],
-    )
-
-
-def loss_ratio(window: int) -> Source:
+def accuracy_change(share: float) -> Source:
     def read(x: FeatureInputs) -> Array:
-        if x.losses.shape[1] <= window:
-            return np.full(len(x.losses), np.nan)
-        return x.losses[:, -1] / np.maximum(x.losses[:, -1 - window], 1e-12)
+        then, _ = _looking_back(x.accuracies, x, share)
+        return (x.accuracies[:, -1] - then) / x.difference_error
 
-    return Source(f"loss / loss {window} epochs ago", read)
+    return Source(f"change of accuracy over {share:.3f} of the past / standard error of a difference", read)
+
+
+def accuracy_slope(share: float) -> Source:
+    def read(x: FeatureInputs) -> Array:
+        then, epochs = _looking_back(x.accuracies, x, share)
+        return (x.accuracies[:, -1] - then) / epochs * x.signals["epochs_left"]
+
+    return over_error(f"slope of accuracy over {share:.3f} of the past * epochs left", read)
+
+
+def loss_slope(share: float) -> Source:
+    """The exponent of a power law: change of ln(loss) over that of ln(time)."""
+
+    def read(x: FeatureInputs) -> Array:
+        then, epochs = _looking_back(x.losses, x, share)
+        now = np.log(np.maximum(x.losses[:, -1], 1e-12))
+        time = np.log(x.signals["epoch"] / np.maximum(x.signals["epoch"] - epochs, 0.5))
+        return (now - np.log(np.maximum(then, 1e-12))) / time
+
+    return Source(f"slope of ln(loss) in ln(time) over {share:.3f} of the past", read)
 
 
 def price(name: str) -> Source:

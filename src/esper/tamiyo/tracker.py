@@ -13,14 +13,16 @@ from esper.leyline import TimeLeft, TrainingSignals
 PLATEAU_GAIN = 0.01
 """A gain counts if it removes this share of the error that was left after the last gain that counted; every
 other epoch adds to the plateau. Small gains add up, so that short epochs do not look like a plateau."""
-HISTORY = 10
+HISTORY = 128
 """Number of epochs of loss and accuracy in the signals."""
-STABLE_GAIN = 0.03
-"""A loss that improves by less than this share …"""
+STABLE_GAIN = 0.09
+"""A loss that has improved by less than this share …"""
 STABLE_LOSS = 0.05
-"""… and worsens by less than this share is stable."""
+"""… and worsened by less than this share …"""
+STABLE_TIME = 0.25
+"""… over this share of the epochs so far …"""
 STABLE_EPOCHS = 3
-"""Number of stable epochs in a row after which the host counts as settled, permanently."""
+"""… but at least this many epochs, is stable: the host counts as settled from then on."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class _State:
     last_gain: float | None = None
     """Accuracy at the last gain that counted."""
     plateau: int = 0
-    stable: int = 0
+    epochs: int = 0
     settled: bool = False
 
 
@@ -72,22 +74,16 @@ class SignalTracker:
         old = self._state
         last = old.last_gain
         gains = last is None or accuracy > last + PLATEAU_GAIN * (100.0 - last)
-        stable = old.stable + 1 if self._is_stable(old.losses, loss) else 0
+        losses, epochs = [*old.losses, loss][-HISTORY:], old.epochs + 1
         return _State(
-            losses=[*old.losses, loss][-HISTORY:],
+            losses=losses,
             accuracies=[*old.accuracies, accuracy][-HISTORY:],
             best_accuracy=accuracy if accuracy > old.best_accuracy else old.best_accuracy,
             last_gain=accuracy if gains and math.isfinite(accuracy) else last,
             plateau=0 if gains else old.plateau + 1,
-            stable=stable,
-            settled=old.settled or stable >= STABLE_EPOCHS,
+            epochs=epochs,
+            settled=old.settled or _is_stable(losses, epochs),
         )
-
-    def _is_stable(self, losses: Sequence[float], loss: float) -> bool:
-        if not losses or not losses[-1] > 0:
-            return False
-        change = (losses[-1] - loss) / losses[-1]
-        return -STABLE_LOSS < change < STABLE_GAIN
 
     def _signals(
         self, state: _State, time: TimeLeft, train_loss: float, train_accuracy: float
@@ -111,3 +107,12 @@ class SignalTracker:
 
     def load_state_dict(self, state: object) -> None:
         self._state = decode(_State, state, "tracker", complete=True)
+
+
+def _is_stable(losses: Sequence[float], epochs: int) -> bool:
+    """Whether the newest loss is close to each of the window's."""
+    window = max(STABLE_EPOCHS, math.ceil(STABLE_TIME * epochs))
+    *earlier, now = losses[-1 - window :]
+    if len(earlier) < min(window, HISTORY - 1):
+        return False
+    return all(loss > 0 and -STABLE_LOSS < (loss - now) / loss < STABLE_GAIN for loss in earlier)

@@ -16,7 +16,7 @@ from esper.leyline import (
 )
 from esper.simic.agent.rollout_buffer import RolloutBuffer
 
-E, T, S, B = 3, 5, 2, head_sizes(1)[1]
+E, T, S = 3, 5, 2
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def write(toys):
         obs = PolicyObservation(
             torch.full((E, 4), torch.nan if broken else float(t)),
             torch.full((E, S, 3), float(t)),
-            torch.full((E, S, B, 2), float(t)),
+            torch.full((E, *head_sizes(S)[:2], 2), float(t)),
             torch.full((E, S), t),
         )
         actions = torch.tensor(IRRELEVANT_VALUES).repeat(E, 1)
@@ -66,7 +66,9 @@ def write(toys):
 
 
 def make() -> RolloutBuffer:
-    buffer = RolloutBuffer(E, T, S, num_blueprints=B, base_dim=4, slot_dim=3, quote_dim=2, hidden=6)
+    buffer = RolloutBuffer(
+        E, T, S, num_blueprints=head_sizes(S)[1], base_dim=4, slot_dim=3, quote_dim=2, hidden=6
+    )
     buffer.begin((torch.ones(E, 6), torch.zeros(E, 6)))
     return buffer
 
@@ -80,7 +82,7 @@ def test_what_was_written_comes_back(write) -> None:
     assert batch.obs.base[1, :, 0].tolist() == [0.0, 1.0, 2.0]
     assert batch.obs.blueprints.shape == (E, 3, S)
     assert batch.obs.quotes[1, :, 0, 0, 0].tolist() == [0.0, 1.0, 2.0]
-    assert batch.masks.blueprint.shape == (E, 3, B)
+    assert batch.masks.blueprint.shape == (E, 3, head_sizes(S)[1])
     assert batch.masks.slot_by_op.shape == (E, 3, 6, S)
     assert (batch.epsilon == 0.25).all()
     assert (batch.hidden[0] == 1).all()

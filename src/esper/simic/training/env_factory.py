@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
 from esper.kasmina.facts import host_facts
-from esper.kasmina.hosts import build_host
-from esper.kasmina.model import MorphogeneticModel
 from esper.leyline import (
     TEMPO_EPOCHS,
     LifecycleOp,
     PopulationError,
     SlotConfig,
     TelemetryEvent,
-    blueprint_ids,
     blueprint_index,
     stream_seed,
 )
@@ -33,7 +30,7 @@ from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
 
 if TYPE_CHECKING:
-    from esper.leyline.facts import HostFacts
+    from esper.kasmina import MorphogeneticModel
     from esper.nissa import TelemetryHub
     from esper.runtime.tasks import TaskSpec
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -80,7 +77,7 @@ def create_env_group(
         scaler=scaler,
         extra_sensors=extra_sensors,
     )
-    setting = task_setting(task)
+    setting = task_setting(task, model)
     group.envs = [
         create_env_state(
             group, row, env_id, task, setting=setting, world=env_id // twins, governor=governor, hub=hub
@@ -184,21 +181,8 @@ def epochs_needed(task: TaskSpec) -> tuple[int, ...]:
     return tuple(task.pacing.epochs_to_permanence(epochs, strict=strict) for epochs in TEMPO_EPOCHS)
 
 
-def task_setting(task: TaskSpec) -> Setting:
-    """What policies see of a task."""
+def task_setting(task: TaskSpec, model: MorphogeneticModel) -> Setting:
+    """What policies see of a task; `model` is one of its networks."""
     answers = task.val_size * max(task.block, 1)
-    facts = _facts(tuple(sorted(task.host.items())), task.slots, task.num_classes, answers, blueprint_ids())
+    facts = host_facts(model, classes=task.num_classes, val_samples=answers)
     return Setting(facts, blueprint_mask(task.blueprints), epochs_needed(task))
-
-
-@cache
-def _facts(
-    host: tuple[tuple[str, Any], ...],
-    slots: tuple[str, ...],
-    classes: int,
-    val_samples: int,
-    blueprints: tuple[str, ...],  # noqa: ARG001  a newly registered one changes the facts
-) -> HostFacts:
-    """Measuring takes seconds, and all networks of one architecture share the result."""
-    model = MorphogeneticModel(build_host(dict(host)), slots)
-    return host_facts(model, classes=classes, val_samples=val_samples)

@@ -30,7 +30,7 @@ from esper.simic.agent.rollout_buffer import RolloutBuffer
 from esper.simic.contracts import RewardInputs
 from esper.simic.rewards import RewardComponentsTelemetry, RewardEngine
 
-GAMMA, ENVS, EPOCHS, BLUEPRINTS = 0.97, 8, 18, head_sizes(1)[1]
+GAMMA, ENVS, EPOCHS = 0.97, 8, 18
 PRICES = ObjectiveConfig(size_price=0.1, waste_price=0.02, rollback_price=0.15)
 Choice = tuple[RewardFamily, RewardMode]
 SPARSE, SHAPED, ESCROW = (
@@ -103,7 +103,7 @@ class Episode:
         self.main, self.engines = main, {choice: make_engine(choice) for choice in ALL}
         self.env.rules = replace(self.env.rules, reward=self.reward, rollback_reward=self.rollback)
         self.buffer = RolloutBuffer(
-            ENVS, EPOCHS, 3, num_blueprints=BLUEPRINTS, base_dim=1, slot_dim=1, quote_dim=1, hidden=1
+            ENVS, EPOCHS, 3, num_blueprints=head_sizes(3)[1], base_dim=1, slot_dim=1, quote_dim=1, hidden=1
         )
         self.buffer.begin(self.buffer.hidden)
         self.rows: dict[Choice, list[list[dict[str, float]]]] = {
@@ -164,7 +164,7 @@ class Episode:
         obs = PolicyObservation(
             zero[:, None],
             torch.zeros(ENVS, 3, 1),
-            torch.zeros(ENVS, 3, BLUEPRINTS, 1),
+            torch.zeros(ENVS, *head_sizes(3)[:2], 1),
             torch.full((ENVS, 3), -1),
         )
         taken = PolicyStep(
