@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import LIVE_STAGES, OP_NAMES, PRESENT_STAGES, Veto
+from esper.leyline import LIVE_STAGES, OP_NAMES, PRESENT_STAGES, Veto, blueprint_index
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.runtime.tasks import get_task_spec
 from esper.simic.telemetry.decision import KNOWN, observed_names
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.recording import RunRecorder
-from esper.tamiyo.features import BASE_DIM, SLOT_DIM
+from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
 from run_helpers import SMALL
 
 
@@ -28,9 +28,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
     given: list[Any] = []
     step = RunRecorder.step
 
-    def spy(self: RunRecorder, env: Any, seen: Any, obs: Any, chosen: Any, *rest: Any) -> None:
-        given.append((env.rules, seen, obs, chosen))
-        step(self, env, seen, obs, chosen, *rest)
+    def spy(self: RunRecorder, env: Any, seen: Any, chosen: Any, *rest: Any) -> None:
+        given.append((env.parts[0].rules, seen.parts[0], seen.obs, chosen))
+        step(self, env, seen, chosen, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunRecorder, "step", spy)
@@ -44,13 +44,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
 
 def test_observations_are_what_the_policy_was_given(recorded: Any) -> None:
     rows, given, start = recorded
-    assert len(start["observed"]) == BASE_DIM + SLOT_DIM * len(start["slots"])
+    slots, (names,) = len(start["slots"]), start["observed_by_task"].values()
+    offered = [blueprint_index(name) for name in get_task_spec(start["task"]).blueprints]
+    assert len(names) == BASE_DIM + slots * (SLOT_DIM + QUOTE_DIM * len(offered))
     assert len(rows) == len(given) * SMALL["envs"]
     for row in rows:
         _, _, obs, _ = given[row["epoch"] - 1]
-        seen = torch.cat([obs.base[row["env_id"]], obs.slots[row["env_id"]].flatten()])
+        env = row["env_id"]
+        seen = torch.cat([obs.base[env], obs.slots[env].flatten(), obs.quotes[env][:, offered].flatten()])
         assert row["observation"] == seen.tolist()
-        named = dict(zip(start["observed"], row["observation"], strict=True))
+        named = dict(zip(names, row["observation"], strict=True))
         assert named["progress"] == pytest.approx(row["epoch"] / SMALL["episode_length"])
         assert named["r0c0 feature_rank"] == pytest.approx(dict(row["sensors"])["r0c0 feature_rank"])
 
@@ -106,7 +109,7 @@ def test_sensors_are_raw_and_single_precision(recorded: Any) -> None:
 
 
 def test_names_mark_validity_bits() -> None:
-    names = observed_names(["a", "b"])
+    names = observed_names(["a", "b"], ["norm", "conv_light"])
     assert len(set(names)) == len(names)
     for name in names:
         if name.endswith(KNOWN):
