@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from rich.console import Console
 
-from esper._charts import number
+from esper._text import number
 from esper.karn import compare_runs, render_report
 from esper.karn.screens import overview
 from esper.karn.summary import open_run, summarize
@@ -17,6 +17,7 @@ from esper.karn.sync import points
 from esper.karn.views import Views
 from esper.scripts.cli import main
 from esper.simic import train_ppo_vectorized
+from frozen import data_of
 
 from .conftest import SMALL
 
@@ -68,25 +69,24 @@ def test_the_log_names_the_tasks_and_their_envs(views: Views) -> None:
     assert summarize(views).task == "digits_impaired digits_mlp"
 
 
-def test_the_report_shows_each_task(views: Views) -> None:
-    page = render_report(views)
-    assert "Objective J by task" in page
-    table = page[page.index("<h3>By task</h3>") :].partition("</table>")[0]
+def test_the_report_shows_each_task(views: Views, path: Path) -> None:
+    run = data_of(render_report(path))["run"]
+    rows = {row["task"]: row for row in run["parts"]["tasks"]}
+    assert tuple(rows) == TASKS
     for task in TASKS:
-        (row,) = [row for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL) if f">{task}<" in row]
         objective = fmean(outcome["objective"] for outcome in outcomes(views, task, 1))
-        assert f">{number(objective)}<" in row
-    lanes = page[page.index('id="lanes"') :]
-    slots = {
-        env: re.findall(r"r0c\d", re.split(r"env \d, digits_\w+", lanes)[env + 1].split("</figure>")[0])
-        for env in range(4)
-    }
-    assert {name for env in (0, 1) for name in slots[env]} == {"r0c0", "r0c1", "r0c2"}
-    assert {name for env in (2, 3) for name in slots[env]} == {"r0c0", "r0c1"}
+        assert rows[task]["J"] == pytest.approx(objective)
+        assert rows[task]["episodes"] == 2
+        assert run["curves"][f"objective_by_task/{task}"][1][-1] == pytest.approx(objective)
+    assert run["parts"]["start"]["slots_by_task"] == dict(
+        zip(TASKS, (["r0c0", "r0c1", "r0c2"], ["r0c0", "r0c1"]), strict=True)
+    )
 
 
 def test_a_report_of_one_task_has_no_part_by_task(run_path: Path) -> None:
-    assert "By task" not in render_report(open_run(run_path))
+    run = data_of(render_report(run_path))["run"]
+    assert run["parts"]["tasks"] == []
+    assert not [name for name in run["curves"] if name.startswith("objective_by_task")]
 
 
 def test_watch_shows_each_task(views: Views) -> None:

@@ -114,8 +114,8 @@ _TERMS = View(
 )
 _OBSERVATIONS = View(
     "observations",
-    "Each feature that a policy saw at each step, scaled as it saw it. Those of a quote begin with the name of "
-    "its blueprint.",
+    "Each feature that a policy saw at each step, scaled as it saw it. Those of a quote begin with the name "
+    "of its blueprint.",
     (
         _ROUND_IDX,
         _ENV_ID,
@@ -142,7 +142,7 @@ _OBSERVATIONS = View(
         WHERE len(observation) = len(observed)
     ),
     split AS (
-        SELECT *, list_filter(slots, slot -> starts_with(observed[i], slot || ' '))[1] AS slot FROM named
+        SELECT *, list_filter(slots, lambda slot: starts_with(observed[i], slot || ' '))[1] AS slot FROM named
         WHERE NOT ends_with(observed[i], ' known')
     )
     SELECT round_idx, env_id, epoch, slot,

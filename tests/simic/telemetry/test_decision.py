@@ -34,8 +34,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, A
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunRecorder, "step", spy)
-        task = vectorized.resolve_task(config, get_task_spec(config.task))
-        with vectorized.open_trainer(config, task, TelemetryHub()) as trainer:
+        tasks = vectorized.resolve_tasks(config, [get_task_spec(name) for name in config.tasks])
+        with vectorized.open_trainer(config, tasks, TelemetryHub()) as trainer:
             trainer.run()
     run = RunDirectory.open(path)
     start = next(run.events())["data"]

@@ -9,7 +9,7 @@ const listed = (data, only) => Object.entries(data?.series ?? {}).filter(([name]
 
 /** A chart over curves of a run, over one of its parts, or over data of its own. */
 function chartBlock(block) {
-  const { keys = [], part, only, data, rows, x: label, band, ...options } = block;
+  const { keys = [], part, only, data, rows, x: label, band, optional, ...options } = block;
   const chart = new Chart({ label: part ? "epoch" : label, ...options });
   const read = (state, name) =>
     ({ name: name.split("/").at(-1), ...(state.curves.get(name) ?? { x: [], y: [] }) });
@@ -19,6 +19,7 @@ function chartBlock(block) {
       if (!changed || changed.has(part.split(".")[0])) chart.set(listed(at(state.parts, part), only));
     } else {
       const names = keys.flatMap((key) => state.names(key));
+      chart.element.hidden = Boolean(optional) && !names.length;
       if (!changed || names.some((name) => changed.has(name))) {
         const shade = band ? { band: band.map((name) => read(state, name)) } : {};
         chart.set(names.map((name) => read(state, name)), shade);

@@ -64,11 +64,13 @@ function growthBlock(run, state, settle) {
       const { envs, epochs } = await getRound(run, round);
       if (choose.value !== round) return;
       lanes.replaceChildren(...envs.map((network) => {
-        const title = `env ${network.env}`;
+        const { start } = state.parts;
+        const several = Object.keys(start.envs_by_task ?? {}).length > 1;
+        const title = `env ${network.env}${several ? `, ${taskOf(start, network.env)}` : ""}`;
         const chart = new Chart({ type: "lanes", title, note: outcome(network.outcome), epochs });
         const link = h("a", { href: href("network", run, round, network.env) }, title);
         chart.element.querySelector("b").replaceChildren(link);
-        chart.set(laneOf(network, state.parts.start));
+        chart.set(laneOf(network, start));
         return chart.element;
       }));
       settle();

@@ -39,6 +39,20 @@ _EVENT_OF = {table: kind.value for kind, table in STEP_TABLES.items()}
 _TABLE = re.compile(r"(steps|rewards|throughput)-(\d+)\.parquet")
 
 
+_OF_TASK = {
+    "objective": "J",
+    "final_accuracy": "accuracy",
+    "committed_accuracy": "committed accuracy",
+    "total_reward": "reward",
+    "added_params": "added parameters",
+    "epochs": "epochs",
+    "germinated": "germinated",
+    "fossilized": "fossilized",
+    "rollbacks": "rollbacks",
+}
+"""Figures of an episode that are shown as means over the episodes of each task."""
+
+
 class LogTail:
     """Events of a log from where the last call ended, with the bytes that each takes."""
 
@@ -114,6 +128,8 @@ class Feed(Stream):
         }
         self._objectives: list[float] = []
         self._fates: dict[str, Mean] = defaultdict(Mean)
+        self._by_task: dict[str, dict[str, Mean]] = defaultdict(lambda: defaultdict(Mean))
+        self._tasks: list[dict[str, Any]] = []
         self._births: dict[tuple[Any, Any], str] = {}
         self._shares: dict[str, dict[str, Mean]] = defaultdict(lambda: defaultdict(Mean))
         self._blueprints: dict[str, dict[str, Mean]] = defaultdict(lambda: defaultdict(Mean))
@@ -296,10 +312,17 @@ class Feed(Stream):
         objective = data.get("avg_objective")
         if objective is not None and (self._best is None or objective > self._best[0]):
             self._best = (objective, index)
+        if len(self._by_task) > 1:
+            self.curves.add_all("objective_by_task", x, data.get("objective_by_task") or {})
+            self._tasks = [
+                {"task": task, "episodes": means["objective"].count}
+                | {shown: means[name].value for name, shown in _OF_TASK.items()}
+                for task, means in self._by_task.items()
+            ]
         self._counts["rounds"] += 1
         self._counts["seconds"] += data.get("seconds") or 0
         self._objectives = []
-        for group in (self._fates, self._births, self._shares):
+        for group in (self._fates, self._births, self._shares, self._by_task):
             group.clear()
 
     def _on_kept(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
@@ -420,6 +443,7 @@ class Feed(Stream):
                 for pair, m in sorted(self._pairs.items())
             ],
             "blueprints": self._blueprint_rows(),
+            "tasks": self._tasks,
             "last_round": self._last_round,
             "recorded": {
                 "rounds": [index + 1 for index in self.recorded()],

@@ -81,6 +81,8 @@ RUN: Sequence[dict[str, Any]] = (
             "rounds/avg_added_params",
         ),
         lines("Last round", f"{_COURSE} Mean over the envs.", part="last_round.course", only="accuracy"),
+        lines("Objective J by task", "Mean over the envs of each task.", "objective_by_task/", optional=True),
+        {**table("tasks"), "title": "By task, in the last round"},
     ),
     section(
         "Growth",
