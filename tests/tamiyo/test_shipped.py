@@ -99,10 +99,18 @@ def with_schema(**changes):
     return lambda meta: meta | {"schema": meta["schema"] | changes}
 
 
-def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
-    assert read_archive(policy_file(tmp_path / "p.safetensors"), kind="policy")[1]["version"] == 1
-    path = rewrite(tmp_path / "p.safetensors", lambda meta: {k: v for k, v in meta.items() if k != "version"})
-    assert same(load_policy(path), policy())
+@pytest.mark.parametrize("version", [1, None])
+def test_a_policy_that_saw_other_observations_is_refused(version, tmp_path):
+    """A file without a version is of version 1."""
+    assert read_archive(policy_file(tmp_path / "p.safetensors"), kind="policy")[1]["version"] == 2
+    stored = {} if version is None else {"version": version}
+    path = rewrite(
+        tmp_path / "p.safetensors", lambda meta: {k: v for k, v in meta.items() if k != "version"} | stored
+    )
+    with pytest.raises(
+        StructureError, match=r"version is 1, written by an older Esper.*train the policy anew"
+    ):
+        load_policy(path)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +122,7 @@ def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
         (lambda meta: {}, "kind is None in the file"),
         (lambda meta: meta | {"kind": []}, r"kind is \[\] in the file"),
         (lambda meta: meta | {"kind": "agent"}, "kind is 'agent' in the file and 'policy' or 'run' here"),
-        (lambda meta: meta | {"version": 2}, "version is 2, written by a newer Esper"),
+        (lambda meta: meta | {"version": 3}, "version is 3, written by a newer Esper"),
         (lambda meta: meta | {"version": None}, "version is null"),
         (lambda meta: meta | {"more": 1}, "field more is unknown"),
         (lambda meta: meta | {"digests": [1]}, r"field digests: the content is \[1\]"),
@@ -152,16 +160,21 @@ def test_everything_that_ships_loads():
     for name in with_schedules:
         task = get_task_spec(name)
         load_schedules(shipped_schedules(name), name, slots=task.slots, blueprints=task.blueprints)
-    tuned = [name for name in task_names() if tuned_thresholds(name) != HeuristicConfig()]
+
+
+def test_tasks_have_thresholds_of_their_own_or_the_general_ones():
+    general = tuned_thresholds()
+    assert general != HeuristicConfig()
+    tuned = [name for name in task_names() if tuned_thresholds(name) != general]
     assert "digits_shift" in tuned
+    assert tuned_thresholds("cifar_baseline") == tuned_thresholds("my own model") == general
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({}, None),
-        ({"version": 1}, None),
-        ({"version": 2}, "version is 2, written by a newer Esper"),
+        ({"version": 3}, "version is 3, written by a newer Esper"),
         ({"config": None}, "config is null"),
         ({"config": {"max_seeds": "3"}}, "config.max_seeds is '3'"),
         ({"config": {"max_seeds": -1}}, "max_seeds is -1"),
