@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from esper.leyline.facts import HostFacts
 
 METRICS = ("accuracy", "loss")
+STATE_VERSION = 1
+"""Of `state_dict`."""
 SMALLEST = 1e-6
 """An accuracy below this counts as this when it is turned into a loss."""
 
@@ -422,7 +424,7 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """Everything but weights: those are in the model's own state_dict, under `_esper.`."""
         return {
-            "version": saving.VERSION,
+            "version": STATE_VERSION,
             "structure": self.body.structure(),
             "tracker": self._tracker.state_dict(),
             "policy": None if self.policy is None else self.policy.state(),
@@ -437,9 +439,9 @@ class Grower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Rebuild the structure and go on. Call it before the `load_state_dict` of model and optimizer."""
         missing = sorted(self.state_dict().keys() - state.keys())
-        if missing or state["version"] != saving.VERSION:
+        if missing or state["version"] != STATE_VERSION:
             raise EsperError(
-                f"this is no state of a grower of version {saving.VERSION}: fields {missing} are missing"
+                f"this is no state of a grower of version {STATE_VERSION}: fields {missing} are missing"
             )
         self.body.restore(state["structure"], "grower state")
         self._tracker.load_state_dict(state["tracker"])

@@ -23,6 +23,7 @@ from esper.kasmina.seed import GATE_BANK
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import (
     AlphaAlgorithm,
+    BlueprintError,
     EsperError,
     GateConfig,
     GateLevel,
@@ -93,6 +94,11 @@ class Slot(SeedSlot):
             # torch 2.13's group norm on CPU crashes in channels_last when only its weights want a gradient.
             x = x.detach().requires_grad_()
         delta = self.banks[self._bank](x, ONE)
+        if delta.shape != x.shape:
+            raise BlueprintError(
+                f"slot {self.name!r}: seed {self._bank!r} turned a tensor of shape {tuple(x.shape)} into "
+                f"{tuple(delta.shape)}; the shape must stay"
+            )
         if self._algorithm is AlphaAlgorithm.GATE:
             delta = delta * self.banks[GATE_BANK](x, ONE)
         # Autocast computes norms in float32; the host's precision goes on.

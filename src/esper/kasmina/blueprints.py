@@ -1,14 +1,14 @@
-"""The catalogue of seeds. A seed computes δ = γ·body(x); γ is 0 at birth and nothing non-linear follows it,
-so every seed is born silent and still receives a gradient.
+"""The registry of blueprints, and those that ship. A seed computes δ = γ·body(x); γ is 0 at birth and nothing
+non-linear follows it, so every seed is born silent and still receives a gradient.
 
 Each class is one small body on population layers; a bank of seeds is one instance, its rows are the seeds.
-"""
+A blueprint of a user may also be a module in ordinary torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args, overload
+from typing import Any, TypeVar, get_args, overload
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +26,10 @@ from esper.kasmina.layers import (
     pool_pixels,
     scale_channels,
 )
+from esper.kasmina.plain import MakeModule, ModuleRows, check_module
 from esper.leyline import BlueprintError, Topology, allowed, declare_blueprint
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Blueprint(nn.Module):
@@ -48,46 +51,79 @@ class Blueprint(nn.Module):
         return self.gamma(self.body(x, lanes), lanes)
 
 
-FACTORIES: dict[tuple[Topology, str], type[Blueprint]] = {}
+class ModuleSeed(Blueprint):
+    """A seed whose body is a module in ordinary torch, one for each row."""
+
+    def __init__(self, population: int, channels: int, make: MakeModule, topology: Topology) -> None:
+        self.image = topology == "cnn"
+        super().__init__(population, channels)
+        self.module = ModuleRows(population, channels, make, topology)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.module(x, lanes)
+
+
+class ModuleFactory:
+    """Builds banks of such seeds, once their module was found to be fit."""
+
+    line_only = False
+
+    def __init__(self, name: str, topology: Topology, make: MakeModule) -> None:
+        self.name, self.topology, self.make = name, topology, make
+        self._checked: set[tuple[int, tuple[int, ...] | None]] = set()
+
+    def __call__(self, population: int, channels: int) -> Blueprint:
+        return ModuleSeed(population, channels, self.make, self.topology)
+
+    def check(self, channels: int, positions: tuple[int, ...] | None) -> None:
+        """Raise a BlueprintError that says why, unless the module can grow at a slot of this size."""
+        if (channels, positions) not in self._checked:
+            check_module(self.name, self.make, self.topology, channels, positions)
+            self._checked.add((channels, positions))
+
+
+FACTORIES: dict[tuple[Topology, str], type[Blueprint] | ModuleFactory] = {}
 
 
 @overload
-def register_blueprint(
-    name: str, topologies: Topology | Sequence[Topology], factory: type[Blueprint]
-) -> type[Blueprint]: ...
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology], factory: _F) -> _F: ...
 @overload
-def register_blueprint(
-    name: str, topologies: Topology | Sequence[Topology]
-) -> Callable[[type[Blueprint]], type[Blueprint]]: ...
-def register_blueprint(
-    name: str, topologies: Topology | Sequence[Topology], factory: type[Blueprint] | None = None
-) -> Any:
-    """Make a blueprint available under a name, for hosts of one topology or of several. Without `factory` it
-    decorates a class."""
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology]) -> Callable[[_F], _F]: ...
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology], factory: Any = None) -> Any:
+    """Make a blueprint available under a name, for hosts of one topology or several.
+
+    `factory` is a function of the number of channels that returns an `nn.Module` in ordinary torch, which
+    maps a tensor to one of the same shape: `[B, C, H, W]` for topology cnn, `[B, T, D]` for transformer, `[B,
+    D]` for mlp. Each network trains a module of its own. Or it is a subclass of `Blueprint` on population
+    layers, which runs all networks at once. Without `factory`, this decorates one."""
     if factory is None:
         return partial(register_blueprint, name, topologies)
     wanted = (topologies,) if isinstance(topologies, str) else tuple(topologies)
-    _check(name, wanted, factory)
+    is_class = isinstance(factory, type) and issubclass(factory, Blueprint)
+    _check_registration(name, wanted, factory, is_class=is_class)
     declare_blueprint(name)
     for topology in wanted:
-        FACTORIES[topology, name] = factory
+        FACTORIES[topology, name] = factory if is_class else ModuleFactory(name, topology, factory)
     return factory
 
 
-def _check(name: str, topologies: tuple[Topology, ...], factory: object) -> None:
+def _check_registration(name: str, topologies: tuple[Topology, ...], factory: Any, *, is_class: bool) -> None:
     known = get_args(Topology)
     if not topologies or len(set(topologies)) < len(topologies):
         wrong = "one is named twice" if topologies else "no topology is given"
         raise BlueprintError(f"blueprint {name!r}: topologies are {topologies}, {wrong}; {allowed(known)}")
-    if not (isinstance(factory, type) and issubclass(factory, Blueprint)):
-        raise BlueprintError(f"blueprint {name!r}: factory is {factory!r}, must be a subclass of Blueprint")
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise BlueprintError(
+            f"blueprint {name!r}: factory is {factory!r}, must be a function of the number of channels that "
+            "returns an nn.Module, or a subclass of Blueprint"
+        )
     for topology in topologies:
         if topology not in known:
             raise BlueprintError(f"blueprint {name!r}: topology {topology!r} is unknown; {allowed(known)}")
         if (topology, name) in FACTORIES:
             raise BlueprintError(f"blueprint {name!r} is already registered for {topology}")
         image = getattr(factory, "image", topology == "cnn")
-        if image is not (topology == "cnn"):
+        if is_class and image is not (topology == "cnn"):
             has = "images, topology {} has none" if image else "features, topology {} has images"
             raise BlueprintError(f"blueprint {name!r}: {factory.__name__} grows on {has.format(topology)}")
     if isinstance(name, str) and hasattr(nn.ModuleDict, name):
@@ -102,9 +138,16 @@ def blueprint_names(topology: Topology) -> tuple[str, ...]:
 
 
 def build_blueprint(
-    topology: Topology, name: str, population: int, channels: int, *, line: bool = False
+    topology: Topology,
+    name: str,
+    population: int,
+    channels: int,
+    *,
+    line: bool = False,
+    positions: tuple[int, ...] | None = None,
 ) -> Blueprint:
-    """A bank of seeds. `line`: for images of height 1, on which every kernel is 1 high."""
+    """A bank of seeds. `line`: for images of height 1, on which every kernel is 1 high. `positions`: sizes of
+    the features besides channels, where they are known."""
     if (topology, name) not in FACTORIES:
         raise BlueprintError(
             f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}. "
@@ -116,6 +159,8 @@ def build_blueprint(
             f"blueprint {name!r} grows on features of height 1, as in a host with height 1; this slot's are "
             "higher"
         )
+    if isinstance(factory, ModuleFactory):
+        factory.check(channels, positions)
     seeds = factory(population, channels)
     if line:
         flatten_kernels(seeds)

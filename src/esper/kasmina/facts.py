@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.blueprints import FACTORIES, Blueprint, build_blueprint
-from esper.kasmina.flops import SAMPLES, FlopMeter, count_training
+from esper.kasmina.flops import SAMPLES, FlopMeter, count_training, countable
 from esper.kasmina.hosts import Host
 from esper.kasmina.layers import Lanes, Mode, PopulationLayer, Scale, seed_row
 from esper.kasmina.model import MorphogeneticModel
@@ -93,7 +93,7 @@ def _measure(
     del factory
     generator = torch.Generator().manual_seed(0)
     with torch.device("cpu"):
-        bank = build_blueprint(topology, name, 1, channels, line=line)
+        bank = build_blueprint(topology, name, 1, channels, line=line, positions=positions)
     seed_row(bank, 0, 0)
     with torch.no_grad():
         for parameter in bank.parameters():  # a layer that starts at 0 reads nothing yet
@@ -240,18 +240,20 @@ def _seed_facts(
     line: bool,
 ) -> SeedFacts | None:
     del factory
-    flops = math.nan
+    build = partial(build_blueprint, topology, name, 1, channels, line=line, positions=positions)
+    sizes = positions or ()
+    shape = (SAMPLES, channels, *sizes) if topology == "cnn" else (1, SAMPLES, *sizes, channels)
     try:
-        with torch.device("meta"):
-            bank = build_blueprint(topology, name, 1, channels, line=line)
+        bank, x = countable(build, torch.empty(shape, device="meta"))
     except BlueprintError:
         return None
     if positions is None:
-        side = 1 if line else MAX_SIDE
-        positions = {"cnn": (side, MAX_SIDE), "transformer": (MAX_SIDE,), "mlp": ()}[topology]
+        flops = math.nan
+        positions = {"cnn": (1 if line else MAX_SIDE, MAX_SIDE), "transformer": (MAX_SIDE,), "mlp": ()}[
+            topology
+        ]
     else:
-        shape = (SAMPLES, channels, *positions) if topology == "cnn" else (1, SAMPLES, *positions, channels)
-        flops = float(count_training(bank, torch.empty(shape, device="meta")))
+        flops = float(count_training(bank, x))
     traits = measure_traits(topology, name, channels, positions, line=line)
     return SeedFacts(sum(p.numel() for p in bank.parameters()), flops, traits)
 

@@ -363,7 +363,9 @@ class SeedSlot(nn.Module):
         """A bank for this slot, not yet part of it."""
         if name == GATE_BANK:
             return Gate(population, self.channels, image=self.topology == "cnn")
-        return build_blueprint(self.topology, name, population, self.channels, line=self.line)
+        return build_blueprint(
+            self.topology, name, population, self.channels, line=self.line, positions=self.positions
+        )
 
     def adopt(self, row: int, seed: Seed | None) -> None:
         """Make room for a seed whose weights the caller writes next, or empty the row."""

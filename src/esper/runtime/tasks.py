@@ -198,7 +198,9 @@ class TaskSpec:
         with torch.device("meta"):
             for blueprint, slot_id in product(self.blueprints, self.slots):
                 place = places[slot_id]
-                build_blueprint(host.topology, blueprint, 1, place.channels, line=place.line)
+                build_blueprint(
+                    host.topology, blueprint, 1, place.channels, line=place.line, positions=place.positions
+                )
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
         if self.conditions is not None and self.conditions.cripple_probability > 0 and kernel == 1:

@@ -44,8 +44,8 @@ def fail(error: object) -> int:
 def import_modules(arguments: Sequence[str]) -> list[str]:
     """Import the modules named by `--import MODULE` (repeatable) and return the other arguments.
 
-    The modules may register tasks, datasets, rewards and sensors, so call this before anything else is
-    parsed. The current directory is importable."""
+    The modules may register tasks, datasets, blueprints, rewards and sensors, so call this before anything
+    else is parsed. The current directory is importable."""
     remaining: list[str] = []
     words = iter(arguments)
     for word in words:
