@@ -1,9 +1,14 @@
-"""Searches thresholds for the heuristic of each task on training envs. `benchmarks.policies` evaluates the
-result on others.
+"""Searches thresholds for the heuristic on training envs: one set for all embedded tasks together, and one
+set for each task.
 
-`python -m benchmarks.tune_heuristic` runs, for each task, some hand-written and some random candidates on the
-same envs, and then two generations of variants of the best. The best of all ships with the package. Gains are
-points of J above networks that never grow."""
+`python -m benchmarks.tune_heuristic tune` runs some hand-written and some random candidates on the same envs
+of every task, then variants of those that are best on all tasks together, then variants of the best of each
+task. A set is as good on all tasks together as the mean over tasks of its gain, each relative to the largest
+gain that any candidate has on that task. Gains are points of J above networks that never grow. The best sets
+ship with the package.
+
+`python -m benchmarks.tune_heuristic table` compares the sets that ship on envs that no threshold was chosen
+on. Prints Markdown; differences are paired, intervals are 95 %."""
 
 from __future__ import annotations
 
@@ -22,60 +27,56 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.play import outcomes
+from benchmarks.play import outcomes, show
 from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
-from esper.tamiyo.shipped import SHIPPED, THRESHOLDS, THRESHOLDS_VERSION
+from esper.tamiyo.shipped import GENERAL, SHIPPED, THRESHOLDS, THRESHOLDS_VERSION, tuned_thresholds
 
-TASKS = ("digits_shift", "digits_impaired", "digits_baseline", "digits_scale")
-"""The order matters: all draw from one random stream."""
-FIRST = 300_000
-"""Number of the first env."""
+TASKS = (
+    "digits_shift",
+    "digits_impaired",
+    "digits_baseline",
+    "digits_scale",
+    "digits_mlp",
+    "mnist1d_baseline",
+)
+"""Tasks whose data are part of the package."""
+FIRST, FIRST_UNSEEN = 300_000, 600_000
+"""Numbers of the first env for tuning and for the table."""
 SPACE: dict[str, tuple[Any, ...]] = {
-    "min_progress": (0.0, 0.05, 0.1, 0.2),
-    "max_progress": (0.15, 0.2, 0.3, 0.5),
-    "max_rank": (0.35, 0.45, 0.5, 0.55, 0.7, 1.0),
-    "rank_step": (0.5, 0.6, 0.8, 1.0),
-    "min_tap_ratio": (0.0, 0.6, 0.8, 1.0, 1.2),
-    "strong_tap_ratio": (0.0, 0.7, 0.9, 1.1, 1.4),
-    "plateau_epochs": (2, 3, 10),
-    "growth_weight": (0.0, 1.0, 2.0, 4.0),
-    "depth_price": (0.0, 0.2, 0.5, 1.0, 2.0, 8.0),
-    "max_seeds": (1, 2, 3),
-    "max_live": (1, 2, 3),
-    "min_contribution": (-30.0, -5.0, 0.0, 1.0),
-    "blueprints": (
-        ("conv_light", "depthwise", "mlp_small", "lora", "norm"),
-        ("depthwise", "conv_light", "lora", "mlp_small", "norm"),
-    ),
+    "min_progress": (0.0, 0.05, 0.1),
+    "max_progress": (0.1, 0.15, 0.2, 0.3, 0.5),
+    "max_rank": (0.6, 0.75, 0.9, 1.0),
+    "rank_step": (0.7, 0.85, 1.0),
+    "blind_ratio": (0.0, 0.6, 0.8, 1.0, 1.2),
+    "plateau": (0.15, 0.3, 1.0),
+    "space_gain": (0.05, 0.1, 0.2, 0.4, 0.8),
+    "channel_gain": (0.0, 0.02, 0.05, 0.1, 0.2),
+    "any_gain": (0.0, 0.01, 0.03, 0.06, 0.1),
+    "size_power": (0.0, 0.1, 0.25, 0.5),
+    "seed_step": (0.4, 0.6, 0.8, 1.0),
+    "growth_weight": (0.0, 0.5, 1.0, 2.0),
+    "price_weight": (0.5, 0.75, 1.0, 1.5),
+    "max_seeds": (2, 3, 5),
+    "min_contribution": (-0.3, -0.05, 0.0),
 }
 EAGER = HeuristicConfig(
-    min_progress=0.0,
-    max_progress=0.15,
-    max_rank=1.0,
-    rank_step=1.0,
-    min_tap_ratio=0.0,
-    strong_tap_ratio=0.0,
-    plateau_epochs=3,
-    growth_weight=2.0,
-    depth_price=8.0,
-    max_seeds=3,
-    max_live=3,
-    min_contribution=-30.0,
+    max_progress=0.15, any_gain=0.1, channel_gain=0.1, seed_step=1.0, min_contribution=-0.3
 )
-"""One seed after the other from the first epoch on, the first slots first."""
+"""One seed after the other from the first epoch on."""
 BY_HAND = (
     HeuristicConfig(),
     EAGER,
-    replace(EAGER, strong_tap_ratio=0.9),
-    replace(EAGER, max_rank=0.5),
-    replace(EAGER, max_rank=0.5, rank_step=0.5, depth_price=0.2, growth_weight=4.0, min_tap_ratio=0.8),
+    replace(EAGER, blind_ratio=0.0),
+    replace(EAGER, space_gain=0.8, any_gain=0.03, channel_gain=0.02, blind_ratio=0.8),
+    HeuristicConfig(max_rank=0.75, rank_step=0.85, space_gain=0.6, min_contribution=-0.3),
 )
+PARENTS = 3
 Table = dict[HeuristicConfig | None, list[float]]
-"""J of each env, by configuration; None never grows."""
-Gains = dict[HeuristicConfig, float]
+"""J of each env of a task, by configuration; None never grows."""
+Scores = dict[HeuristicConfig, float]
 
 
 def draw(rng: np.random.Generator, names: Iterable[str]) -> dict[str, Any]:
@@ -96,24 +97,42 @@ def policy_of(config: HeuristicConfig | None, envs: Sequence[int]) -> PolicyProt
     return AlwaysWait() if config is None else Heuristic(config, len(envs))
 
 
-def measure(task: str, configs: Iterable[HeuristicConfig | None], count: int) -> Table:
-    table: Table = {}
-    for config in dict.fromkeys(configs):
-        played = outcomes(get_task_spec(task), range(FIRST, FIRST + count), partial(policy_of, config))
-        table[config] = [outcome.objective for outcome in played]
-    return table
+def objectives(task: str, config: HeuristicConfig | None, envs: range) -> list[float]:
+    return [o.objective for o in outcomes(get_task_spec(task), envs, partial(policy_of, config))]
 
 
-def gains(table: Table) -> Gains:
-    static = statistics.mean(table[None])
-    return {
-        config: 100 * (statistics.mean(values) - static)
-        for config, values in table.items()
-        if config is not None
-    }
+class Search:
+    """Everything that was measured on the tuning envs."""
+
+    def __init__(self, tasks: Sequence[str], envs: int) -> None:
+        # With drawn conditions, J varies more between envs.
+        self.envs = {task: envs * (1 if get_task_spec(task).conditions is None else 2) for task in tasks}
+        self.tables: dict[str, Table] = {task: {} for task in tasks}
+        self.measure(tasks, [None])
+
+    def measure(self, tasks: Iterable[str], configs: Sequence[HeuristicConfig | None]) -> None:
+        for task in tasks:
+            table, envs = self.tables[task], range(FIRST, FIRST + self.envs[task])
+            table |= {c: objectives(task, c, envs) for c in dict.fromkeys(configs) if c not in table}
+
+    def gains(self, task: str) -> Scores:
+        """Points above never growing."""
+        table = self.tables[task]
+        static = statistics.mean(table[None])
+        return {c: 100 * (statistics.mean(j) - static) for c, j in table.items() if c is not None}
+
+    def together(self) -> Scores:
+        """Mean share of the largest gain, of the sets that were measured on every task."""
+        gains = [self.gains(task) for task in self.tables]
+        common = [config for config in gains[0] if all(config in scores for scores in gains)]
+        largest = [max(*scores.values(), 1e-9) for scores in gains]
+        return {
+            c: statistics.mean(scores[c] / most for scores, most in zip(gains, largest, strict=True))
+            for c in common
+        }
 
 
-def best(scores: Gains, count: int) -> list[HeuristicConfig]:
+def best(scores: Scores, count: int) -> list[HeuristicConfig]:
     return sorted(scores, key=lambda config: (-scores[config], str(config)))[:count]
 
 
@@ -126,54 +145,73 @@ def changes(config: HeuristicConfig) -> str:
     )
 
 
+def tune(options: argparse.Namespace) -> None:
+    start = time.process_time()
+    rng = np.random.default_rng(stream_seed(0, "sampling"))
+    search = Search(options.tasks, options.envs)
+    drawn = options.candidates - len(BY_HAND)
+    search.measure(
+        options.tasks, [*BY_HAND, *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(drawn))]
+    )
+    for _ in range(options.generations):
+        search.measure(options.tasks, variants(best(search.together(), PARENTS), options.children, rng))
+    for task in options.tasks:
+        search.measure([task], variants(best(search.gains(task), PARENTS), options.children, rng))
+    chosen = best(search.together(), 1)[0]
+    gains = {task: search.gains(task)[chosen] for task in options.tasks}
+    print(f"{GENERAL}: {changes(chosen)}", flush=True)
+    write(options.out, GENERAL, chosen, sum(search.envs.values()), statistics.mean(gains.values()))
+    for task in options.tasks:
+        own = best(search.gains(task), 1)[0]
+        gain = search.gains(task)[own]
+        print(f"{task}: general {gains[task]:.1f}, its own {gain:.1f} with {changes(own)}", flush=True)
+        write(options.out, task, own, search.envs[task], gain)
+    print(f"{time.process_time() - start:.0f} s of CPU time; thresholds in {options.out}")
+
+
+def write(directory: Path, name: str, config: HeuristicConfig, envs: int, gain: float) -> None:
+    content = {
+        "task": name,
+        "command": shlex.join(["python", "-m", "benchmarks.tune_heuristic", *sys.argv[1:]]),
+        "envs": envs,
+        "gain": gain,
+        "config": asdict(config),
+        "version": THRESHOLDS_VERSION,
+    }
+    (directory / f"{name}{THRESHOLDS}").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def table(options: argparse.Namespace) -> None:
+    """One set for all tasks against one set for each, in points of J."""
+    envs = range(FIRST_UNSEEN, FIRST_UNSEEN + options.envs)
+    print(
+        "| task | never grow | general − never | its own − never | its own − general |\n|---|---|---|---|---|"
+    )
+    for task in options.tasks:
+        never, general, own = (
+            np.array(objectives(task, config, envs))
+            for config in (None, tuned_thresholds(), tuned_thresholds(task))
+        )
+        cells = [show(values.tolist()) for values in (never, general - never, own - never, own - general)]
+        print(f"| {task} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("command", choices=("tune", "table"))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS, help="tasks to search for")
-    parser.add_argument("--candidates", type=int, default=10, help="candidates in the first generation")
-    parser.add_argument(
-        "--children", type=int, default=5, help="variants of the best in each of two more generations"
-    )
+    parser.add_argument("--candidates", type=int, default=12, help="candidates in the first generation")
+    parser.add_argument("--generations", type=int, default=2, help="generations of variants for all tasks")
+    parser.add_argument("--children", type=int, default=4, help="variants in a generation")
     parser.add_argument(
         "--envs", type=int, default=16, help="envs per candidate; twice as many where a task draws conditions"
     )
     parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for the thresholds")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start = time.process_time()
-    rng = np.random.default_rng(stream_seed(0, "sampling"))
-    pool = [
-        *BY_HAND,
-        *(replace(HeuristicConfig(), **draw(rng, SPACE)) for _ in range(options.candidates - len(BY_HAND))),
-    ]
-    for task in TASKS:
-        if task not in options.tasks:  # draw all the same, so that the other tasks draw what they always do
-            for _ in range(2):
-                variants(pool[:3], options.children, rng)
-            continue
-        # With drawn conditions, J varies more between envs.
-        count = options.envs * (1 if get_task_spec(task).conditions is None else 2)
-        table = measure(task, [None, *pool], count)
-        for _ in range(2):
-            table |= measure(task, variants(best(gains(table), 3), options.children, rng), count)
-        scores = gains(table)
-        for config in best(scores, 3):
-            print(f"{task}: {scores[config]:.1f} with {changes(config)}", flush=True)
-        chosen = best(scores, 1)[0]
-        command = shlex.join(["python", "-m", "benchmarks.tune_heuristic", *sys.argv[1:]])
-        content = {
-            "task": task,
-            "command": command,
-            "envs": count,
-            "gain": scores[chosen],
-            "config": asdict(chosen),
-            "version": THRESHOLDS_VERSION,
-        }
-        (options.out / f"{task}{THRESHOLDS}").write_text(
-            json.dumps(content, indent=2) + "\n", encoding="utf-8"
-        )
-    print(f"{time.process_time() - start:.0f} s of CPU time; thresholds in {options.out}")
+    (tune if options.command == "tune" else table)(options)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ import esper
 from esper.grower import Decision, Grower
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.hosts import CNNHost
-from esper.leyline import EsperError, SeedStage
+from esper.leyline import EsperError, SeedStage, blueprint_ids, blueprint_index
 from esper.simic.sensors import GrowthProbe
 from esper.tamiyo import AlwaysWait, RecurrentPolicy
-from esper.tamiyo.features import BASE, SENSORS, SLOT, first_columns
+from esper.tamiyo.columns import first_columns
+from esper.tamiyo.features import BASE, QUOTE, SLOT
+from esper.tamiyo.inputs import SENSORS
 from grower_helpers import SmallCNN, accuracy, attach, batches, digits, make, same, train_epoch
 
 
@@ -187,25 +189,59 @@ def test_what_is_not_told_is_observed_as_unknown() -> None:
     spy = Spy()
     played(3, policy=spy)
     column = first_columns(BASE)
-    for name in ("progress", "val_loss", "train_loss", "loss_slope_1"):
-        assert spy.seen.base[0, column[name]] == 0.0
-    assert spy.seen.base[0, column["loss_slope_1"] + 1] == 0.0
-    assert spy.seen.base[0, column["accuracy_slope_1"] + 1] == 1.0
+    unknown = (
+        "progress",
+        "steps_left",
+        "val_accuracy",
+        "val_loss",
+        "train_loss",
+        "loss_slope_last",
+        "val_noise",
+    )
+    for name in unknown:
+        assert spy.seen.base[0, column[name] : column[name] + 2].tolist() == [0.0, 0.0], name
+    rate = spy.seen.base[0, column["learning_rate"] : column["learning_rate"] + 2].tolist()
+    assert rate == pytest.approx([math.log(2.0) / 2.3, 1.0])
     told_more = Spy()
-    played(3, policy=told_more, epochs=12)
-    assert told_more.seen.base[0, column["progress"]] == 0.25
+    grower = played(3, policy=told_more, epochs=12, classes=10)
+    seen = told_more.seen.base[0]
+    assert seen[column["progress"]] == 0.25
+    assert seen[column["accuracy_slope_last"] + 1] == 1.0
+    assert seen[column["val_accuracy"] + 1] == 1.0
+    steps = grower._optimizers.steps // 3
+    assert steps > 1
+    assert seen[column["steps_left"]].item() == pytest.approx(math.log1p(9 * steps) / 8)
+
+
+def test_a_users_model_is_quoted_what_it_would_cost() -> None:
+    spy = Spy()
+    grower = played(2, policy=spy, epochs=4, blueprints=["conv_light", "norm"])
+    quotes, column = spy.seen.quotes, first_columns(QUOTE)
+    offered = quotes[..., column["offered"]] > 0
+    names = blueprint_ids()
+    assert {names[i] for i in offered.any(1)[0].nonzero().flatten().tolist()} == {"conv_light", "norm"}
+    light, norm = (quotes[0, :, blueprint_index(name)] for name in ("conv_light", "norm"))
+    assert (light[:, column["price"]] > norm[:, column["price"]]).all()
+    assert light[:, column["mixes_space"]].eq(1).all()
+    assert norm[:, column["mixes_space"]].eq(0).all()
+    with torch.device("meta"):
+        bank = next(iter(grower.body)).build_bank("conv_light", 1)
+    share = sum(p.numel() for p in bank.parameters()) / grower.body.host_params
+    assert light[0, column["params"]] == pytest.approx(math.log(share) / 3, abs=1e-5)
 
 
 def test_a_loss_counts_as_the_probability_of_the_right_answer() -> None:
     spy = Spy()
     model = make()
-    grower = attach(model, policy=spy, metric="loss")
+    grower = attach(model, policy=spy, metric="loss", classes=10)
     optimizer = torch.optim.SGD(grower.param_groups(lr=0.01))
     train_epoch(model, optimizer)
     grower.step(0.5)
     column = first_columns(BASE)
-    assert math.isclose(spy.seen.base[0, column["val_accuracy"]], math.exp(-0.5), rel_tol=1e-6)
-    assert math.isclose(spy.seen.base[0, column["val_loss"]], math.log1p(0.5), rel_tol=1e-6)
+    relative = (math.exp(-0.5) - 0.1) / 0.9
+    assert math.isclose(spy.seen.base[0, column["val_accuracy"]], relative, rel_tol=1e-6)
+    assert math.isclose(spy.seen.base[0, column["val_loss"]], math.log1p(0.5 / math.log(10)), rel_tol=1e-6)
+    assert spy.seen.base[0, column["learning_rate"]] == 0.0
     with pytest.raises(EsperError, match="a loss must be 0 or more"):
         grower.step(-1.0)
 
@@ -259,7 +295,7 @@ def test_sensors_are_measured_on_the_last_batch_and_reach_the_policy() -> None:
         assert len(grower._sensing._hooks) == len(list(model.parameters()))
         grower.step(0.5)
         assert not grower._sensing._hooks, epoch
-        for name in SENSORS:
+        for name in ("boundary_norm_relative", "growth_score", "feature_rank", "tap_ratio"):
             assert (spy.seen.slots[0, :, column[name] + 1] == 1.0).all()
 
 

@@ -4,7 +4,7 @@ anywhere."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import pytest
@@ -20,6 +20,7 @@ from esper.simic.training.probe import ProbePolicy
 from esper.tamiyo import FixedSchedule, Planting, RandomValid
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.schedules import ScheduleResult, Schedules, save_schedules
+from esper.tamiyo.shipped import tuned_thresholds
 from run_helpers import SMALL, assert_same_run, rows, story, train
 
 PLAN = (Planting(1, 0, "conv_light"), Planting(2, 1, "norm"))
@@ -174,21 +175,22 @@ def test_imitation_sounds_no_alarm_about_what_the_policy_saw(tmp_path, schedules
 def test_the_heuristic_of_a_run_and_of_its_teacher_is_the_one_that_prove_plays():
     task = get_task_spec("digits_shift")
     proven = simple_makers(task, 0)["heuristic"]([0, 1]).config
-    assert proven != HeuristicConfig(), "tuned thresholds ship for this task"
+    assert proven != tuned_thresholds(), "tuned thresholds ship for this task"
     alone = TrainingConfig(task="digits_shift", policy="heuristic", envs=2)
     taught = TrainingConfig(task="digits_shift", teacher="heuristic", teacher_rounds=1, envs=2)
     assert vectorized.build_policy(alone).config == proven
     assert vectorized.build_teacher(taught, task).config == proven
     other = alone.replace(task="digits_shift:base=8", heuristic={})
-    assert vectorized.build_policy(other).config == HeuristicConfig()
+    assert vectorized.build_policy(other).config == tuned_thresholds(), "the general ones"
 
 
 def test_a_threshold_that_is_given_counts_even_if_it_is_the_default():
     tuned = TrainingConfig(task="digits_shift").heuristic
-    default = HeuristicConfig().max_rank
-    assert tuned.max_rank != default
-    given = TrainingConfig(task="digits_shift", policy="heuristic", heuristic={"max_rank": default})
-    assert vectorized.build_policy(given).config == replace(tuned, max_rank=default)
+    name, default = next(
+        (name, value) for name, value in asdict(HeuristicConfig()).items() if getattr(tuned, name) != value
+    )
+    given = TrainingConfig(task="digits_shift", policy="heuristic", heuristic={name: default})
+    assert vectorized.build_policy(given).config == replace(tuned, **{name: default})
     assert TrainingConfig.from_json(given.to_json()).replace(rounds=3).heuristic == given.heuristic
     whole = TrainingConfig(task="digits_shift", heuristic=HeuristicConfig())
     assert whole.heuristic == HeuristicConfig()

@@ -43,6 +43,7 @@ CONFIG = HeuristicConfig(
     space_gain=0.3,
     channel_gain=0.02,
     any_gain=0.03,
+    size_power=0.0,
     seed_step=0.5,
     growth_weight=0.5,
     max_seeds=2,
@@ -156,6 +157,21 @@ def test_it_buys_what_is_worth_most_after_its_price() -> None:
     assert decide(Heuristic(CONFIG, 1), free, base=BADLY_OFF, slots=blind, prices=none)[0] == "WAIT"
     easy = replace(CONFIG, price_weight=0.5)
     assert decide(Heuristic(easy, 1), free, base=BADLY_OFF, slots=blind, prices=none)[0] == "GERMINATE"
+
+
+def test_what_only_multiplies_does_not_mend_a_blind_slot() -> None:
+    options = {"base": BADLY_OFF, "slots": sensed(2.0), "prices": {LIGHT: 0.1}}
+    for multiplies, wanted in ((0.0, "GERMINATE"), (1.0, "WAIT")):
+        quoted = {"multiplies": multiplies}
+        assert decide(Heuristic(CONFIG, 1), {"GERMINATE": [0]}, quoted=quoted, **options)[0] == wanted
+
+
+def test_a_larger_seed_is_expected_to_gain_more() -> None:
+    """0.35 times the square root of its parameters over the host's."""
+    policy, free = Heuristic(replace(CONFIG, size_power=0.5), 1), {"GERMINATE": [0]}
+    options = {"base": BADLY_OFF, "slots": sensed(2.0), "prices": {LIGHT: 0.1}}
+    for share, wanted in ((0.1, "GERMINATE"), (0.05, "WAIT")):
+        assert decide(policy, free, quoted={"params": math.log(share)}, **options)[0] == wanted
 
 
 def test_less_error_to_remove_is_worth_less() -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from esper._archive import read_archive, write_archive
+from esper._archive import read_archive
 from esper.leyline import EsperError, StructureError
 from esper.runtime.tasks import get_task_spec, task_names
 from esper.tamiyo import (
@@ -99,16 +99,18 @@ def with_schema(**changes):
     return lambda meta: meta | {"schema": meta["schema"] | changes}
 
 
-def test_a_policy_file_without_a_version_is_of_version_1(tmp_path):
-    """Such a file has one family of tasks without a name, and scalars as its statistics of returns."""
-    path = policy_file(tmp_path / "p.safetensors")
-    tensors, meta = read_archive(path, kind="policy")
-    assert meta.pop("version") == 2
-    del meta["schema"]["families"]
-    scalars = ("value_mean", "value_scale")
-    write_archive(path, {n: t.squeeze() if n in scalars else t for n, t in tensors.items()}, meta)
-    assert same(load_policy(path), policy())
-    assert load_policy(path).families == ("unnamed",)
+@pytest.mark.parametrize("version", [1, None])
+def test_a_policy_that_saw_other_observations_is_refused(version, tmp_path):
+    """A file without a version is of version 1."""
+    assert read_archive(policy_file(tmp_path / "p.safetensors"), kind="policy")[1]["version"] == 2
+    stored = {} if version is None else {"version": version}
+    path = rewrite(
+        tmp_path / "p.safetensors", lambda meta: {k: v for k, v in meta.items() if k != "version"} | stored
+    )
+    with pytest.raises(
+        StructureError, match=r"version is 1, written by an older Esper.*train the policy anew"
+    ):
+        load_policy(path)
 
 
 @pytest.mark.parametrize(
@@ -158,16 +160,21 @@ def test_everything_that_ships_loads():
     for name in with_schedules:
         task = get_task_spec(name)
         load_schedules(shipped_schedules(name), name, slots=task.slots, blueprints=task.blueprints)
-    tuned = [name for name in task_names() if tuned_thresholds(name) != HeuristicConfig()]
+
+
+def test_tasks_have_thresholds_of_their_own_or_the_general_ones():
+    general = tuned_thresholds()
+    assert general != HeuristicConfig()
+    tuned = [name for name in task_names() if tuned_thresholds(name) != general]
     assert "digits_shift" in tuned
+    assert tuned_thresholds("cifar_baseline") == tuned_thresholds("my own model") == general
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({}, None),
-        ({"version": 1}, None),
-        ({"version": 2}, "version is 2, written by a newer Esper"),
+        ({"version": 3}, "version is 3, written by a newer Esper"),
         ({"config": None}, "config is null"),
         ({"config": {"max_seeds": "3"}}, "config.max_seeds is '3'"),
         ({"config": {"max_seeds": -1}}, "max_seeds is -1"),

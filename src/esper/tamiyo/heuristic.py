@@ -71,11 +71,14 @@ class HeuristicConfig:
     plateau: float = 0.3
     """Share of the epochs so far without gain from which every slot of a settled network counts as blind."""
     space_gain: float = 0.3
-    """Gain expected of a seed that mixes space in a blind slot."""
+    """Gain expected of a seed that mixes space in a blind slot. One that only multiplies its input does not
+    show it anything new."""
     channel_gain: float = 0.05
-    """Gain expected of a seed that mixes channels."""
+    """Gain expected of a seed that mixes channels, and does not only multiply."""
     any_gain: float = 0.05
     """Gain expected of any seed."""
+    size_power: float = 0.1
+    """Exponent of a seed's parameters, relative to the host's, as a factor on expected gains."""
     seed_step: float = 0.7
     """Factor on expected gains for each seed that the network already has."""
     growth_weight: float = 0.0
@@ -187,11 +190,12 @@ class Heuristic(ScriptedPolicy):
         offered."""
         config = self.config
         blind = self._blind(base, slots)
-        gain = (
-            config.any_gain
-            + config.channel_gain * quotes[..., QUOTE_COLUMN["mixes_channels"]]
-            + config.space_gain * quotes[..., QUOTE_COLUMN["mixes_space"]] * blind[..., None]
+        space, channels, multiplies = (
+            quotes[..., QUOTE_COLUMN[trait]] for trait in ("mixes_space", "mixes_channels", "multiplies")
         )
+        mixed = config.channel_gain * channels + config.space_gain * space * blind[..., None]
+        gain = config.any_gain + (1 - multiplies) * mixed
+        gain = gain * (config.size_power * _raw(quotes, "params", QUOTE_COLUMN)).exp()
         growth = config.growth_weight * _raw(slots, "growth_score_relative", SLOT_COLUMN)
         gain = gain * growth.exp()[..., None] * config.seed_step ** _count_seeds(slots)[1][:, None, None]
         error, remaining = _expected_error(base)
