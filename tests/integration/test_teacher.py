@@ -78,7 +78,7 @@ def test_a_run_stopped_under_its_teacher_goes_on_the_same(teacher, tmp_path, mon
         "task": task,
         "teacher": "heuristic" if teacher == "heuristic" else schedules(task, patterns=patterns),
         "teacher_rounds": 1,
-        "heuristic": {"max_rank": 1.0, "min_tap_ratio": 0.0, "min_contribution": 1.5, "max_progress": 1.0},
+        "heuristic": {"max_rank": 1.0, "blind_ratio": 0.0, "min_contribution": 0.015, "max_progress": 1.0},
     }
     train(tmp_path / "straight", **fields)
     calls = iter([False] * 4 + [True])

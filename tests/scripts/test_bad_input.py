@@ -80,7 +80,8 @@ BAD_YAML = ["{a: b}", "[[[1]]]", "{a: [b, {c: d}]}"]
 
 def kind_of(path: str) -> Any:
     kind, _ = optional(LEAVES[path])
-    return get_args(kind)[0] if get_origin(kind) is tuple else kind
+    # One value or several: `task` takes both forms.
+    return get_args(kind)[0] if get_args(kind) and not choices(kind) else kind
 
 
 def flag_cases() -> Iterator[Case]:

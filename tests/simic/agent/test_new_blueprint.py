@@ -36,13 +36,13 @@ KNOWN = ("conv_light", "norm", "depthwise")
 def late(monkeypatch: pytest.MonkeyPatch):
     """Registers one more blueprint, for this test only."""
     monkeypatch.setattr(registry, "_IDS", [*registry._IDS])
-    monkeypatch.setattr(catalogue, "FACTORIES", dict(catalogue.FACTORIES))
 
     def register() -> str:
         register_blueprint("late", "cnn", type("Late", (Bottleneck,), {}))
         return "late"
 
-    return register
+    yield register
+    catalogue.FACTORIES.pop(("cnn", "late"), None)
 
 
 def world(offered: tuple[str, ...]) -> tuple[PolicyObservation, ActionMasks]:

@@ -287,6 +287,8 @@ class Feed(Stream):
             self._pairs[pair].add(value)
 
     def _on_outcome(self, _event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        for name in _OF_TASK:
+            self._by_task[data.get("task") or ""][name].add(data.get(name))
         if data.get("objective") is not None:
             self._objectives.append(data["objective"])
         fossilized, pruned, germinated = (data.get(n) for n in ("fossilized", "pruned", "germinated"))

@@ -68,7 +68,7 @@ class Considered:
         max_seeds: int = 0,
     ) -> None:
         """Takes one transfer from the device: probabilities and observation together. `blueprints` are those
-        that are offered."""
+        that are offered; the masks are on the host."""
         envs, ops, count = masks.slot_by_op.shape
         if count != len(slots):
             raise EsperError(f"masks of {count} slots, but the names are {', '.join(slots)}")
@@ -83,7 +83,7 @@ class Considered:
         self.op_probs: list[list[float]] = op_probs.tolist()
         self.observations = np.concatenate([base, slot_features, quoted], 1)  # [E, D]
         self._joint = rest[0].reshape(envs, ops, count) * op_probs[:, :, None] if rest else None
-        self._legal = masks.slot_by_op.cpu().numpy()
+        self._legal = masks.slot_by_op.numpy()
         self._sensors, self._reports, self._slots, self._max_seeds = sensors, reports, slots, max_seeds
 
     def fields(self, env: int) -> dict[str, Any]:
