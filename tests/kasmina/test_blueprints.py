@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import (
@@ -42,6 +43,7 @@ from helpers import (
     make,
     passed,
     population_batch,
+    registered,
     stir_seed,
     train_step,
 )
@@ -105,6 +107,20 @@ def test_a_registration_that_cannot_work_changes_nothing(name, topologies, facto
     with pytest.raises(BlueprintError, match=message):
         register_blueprint(name, topologies, factory)
     assert before == (blueprint_ids(), {t: blueprint_names(t) for t in HOSTS})
+
+
+def test_a_seed_that_changes_the_shape_is_refused_when_it_is_planted():
+    class Pooling(ImageSeed):
+        def body(self, x, lanes):
+            return F.max_pool2d(x, 2)
+
+    with registered("pooling", "cnn", Pooling):
+        model = make("cnn", 8)
+        with pytest.raises(
+            BlueprintError, match=r"'pooling': .*\(2, 4, 4, 4\) into \(2, 4, 2, 2\); the shape must"
+        ):
+            model.germinate(SLOT, "pooling", row=1)
+        assert model.seed_in(SLOT, 1) is None
 
 
 def hidden(c: int) -> int:

@@ -114,6 +114,18 @@ def test_costs_are_those_of_networks_that_have_the_seed(host) -> None:
             assert np.isfinite(facts.traits[s, b]).all()
 
 
+@torch.no_grad()
+def test_facts_do_not_depend_on_where_they_are_asked_for() -> None:
+    model = MorphogeneticModel(CNNHost(1, base=5, channels=1, size=8))
+    facts = host_facts(model, classes=None, val_samples=None)
+    with torch.enable_grad():
+        meter = FlopMeter(model)
+    light = blueprint_index("conv_light")
+    assert facts.flops == meter.per_sample({})
+    assert facts.seed_flops[0, light] == meter.bank("r0c0", "conv_light").training
+    assert facts.traits[0, light].tolist() == [3 / 8, 1.0, 1.0, 0.0]
+
+
 def test_a_blueprint_that_needs_other_channels_is_nan_where_it_cannot_grow() -> None:
     model = MorphogeneticModel(GPTHost(1, features=6, heads=2, layers=2, context=8, segments=2))
     facts = host_facts(model, classes=None, val_samples=None)

@@ -58,6 +58,7 @@ class Gated(nn.Module):
         self.outer = nn.Conv2d(2 * channels, channels, 1)
         self.again = self.outer
         self.register_buffer("slope", torch.tensor(0.1))
+        self.inner.register_buffer("slope", self.slope)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)

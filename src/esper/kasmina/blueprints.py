@@ -7,9 +7,10 @@ A blueprint of a user may also be a module in ordinary torch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, get_args, overload
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from esper.kasmina.layers import (
     Lanes,
     LayerNorm,
     Linear,
+    Mode,
     Scale,
     flatten_kernels,
     pool_lanes,
@@ -161,10 +163,32 @@ def build_blueprint(
         )
     if isinstance(factory, ModuleFactory):
         factory.check(channels, positions)
+    elif positions is not None:
+        key: Any = factory
+        _check_shape(key, name, channels, line, positions)
+    return _build(factory, population, channels, line)
+
+
+def _build(factory: type[Blueprint] | ModuleFactory, population: int, channels: int, line: bool) -> Blueprint:
     seeds = factory(population, channels)
     if line:
         flatten_kernels(seeds)
     return seeds
+
+
+@cache
+def _check_shape(factory: Any, name: str, channels: int, line: bool, positions: tuple[int, ...]) -> None:
+    """Raise unless a seed keeps the shape of its input. Nothing is computed for that."""
+    with torch.device("meta"), torch.no_grad():
+        bank = _build(factory, 1, channels, line)
+        image = getattr(bank, "image", len(positions) == 2)
+        x = torch.empty((2, channels, *positions) if image else (1, 2, *positions, channels))
+        out = bank(x, Lanes(1, Mode.EVAL))
+    if out.shape != x.shape:
+        raise BlueprintError(
+            f"blueprint {name!r}: a seed turned a tensor of shape {tuple(x.shape)} into {tuple(out.shape)}; "
+            "the shape must stay"
+        )
 
 
 class ImageSeed(Blueprint):

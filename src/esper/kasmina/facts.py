@@ -48,7 +48,7 @@ class SeedFacts:
 
     params: int
     flops: float
-    """Of training on one sample. NaN: unknown."""
+    """Of training on one sample."""
     traits: tuple[float, ...]
 
 
@@ -91,18 +91,17 @@ def _measure(
     """Number of positions read along the longest side, and the other traits. `factory` is part of the key: a
     name may be registered anew."""
     del factory
-    generator = torch.Generator().manual_seed(0)
-    with torch.device("cpu"):
+    with torch.device("cpu"), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        generator = torch.Generator().manual_seed(0)
         bank = build_blueprint(topology, name, 1, channels, line=line, positions=positions)
-    seed_row(bank, 0, 0)
-    with torch.no_grad():
-        for parameter in bank.parameters():  # a layer that starts at 0 reads nothing yet
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
-        for module in bank.modules():
-            if isinstance(module, Scale):
-                module.weight.fill_(1.0)
-    run = _Run(bank, topology, channels, positions, generator)
-    with sdpa_kernel(SDPBackend.MATH):
+        seed_row(bank, 0, 0)
+        with torch.no_grad():
+            for parameter in bank.parameters():  # a layer that starts at 0 reads nothing yet
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            for module in bank.modules():
+                if isinstance(module, Scale):
+                    module.weight.fill_(1.0)
+        run = _Run(bank, topology, channels, positions, generator)
         reads, elsewhere = run.positions()
         return reads, float(elsewhere), float(run.channels_mixed()), float(run.multiplies())
 
@@ -223,7 +222,7 @@ def seed_facts(
     topology: Topology, name: str, channels: int, positions: tuple[int, ...] | None, *, line: bool = False
 ) -> SeedFacts | None:
     """Costs and traits of a blueprint at a slot with these channels and positions; None where it cannot
-    grow. noop grows nowhere. Where positions are unknown, FLOPs are NaN and traits those at `MAX_SIDE`."""
+    grow. noop grows nowhere. Where positions are unknown, FLOPs and traits are NaN."""
     if (topology, name) not in FACTORIES or name == "noop":
         return None
     factory: object = FACTORIES[topology, name]
@@ -247,15 +246,11 @@ def _seed_facts(
         bank, x = countable(build, torch.empty(shape, device="meta"))
     except BlueprintError:
         return None
+    params = sum(p.numel() for p in bank.parameters())
     if positions is None:
-        flops = math.nan
-        positions = {"cnn": (1 if line else MAX_SIDE, MAX_SIDE), "transformer": (MAX_SIDE,), "mlp": ()}[
-            topology
-        ]
-    else:
-        flops = float(count_training(bank, x))
+        return SeedFacts(params, math.nan, (math.nan,) * len(TRAITS))
     traits = measure_traits(topology, name, channels, positions, line=line)
-    return SeedFacts(sum(p.numel() for p in bank.parameters()), flops, traits)
+    return SeedFacts(params, float(count_training(bank, x)), traits)
 
 
 def seed_tables(slots: Sequence[SeedSlot]) -> tuple[Floats, Floats, Floats]:

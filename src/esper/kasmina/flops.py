@@ -152,6 +152,7 @@ def _prefixes(coalitions: Collection[frozenset[str]], passed: Sequence[str]) -> 
     return {coalition & frozenset(passed) for coalition in coalitions}
 
 
+@torch.enable_grad()
 def count(run: Run, x: Tensor, rows: Tensor | None = None) -> tuple[Cost, Tensor]:
     """FLOPs per sample of a module on a batch of `SAMPLES`, and its output."""
     with torch.no_grad():
@@ -175,6 +176,7 @@ def countable(build: Callable[[], nn.Module], x: Tensor) -> tuple[nn.Module, Ten
     return bank, torch.randn(x.shape, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
+@torch.enable_grad()
 def count_training(run: Run, x: Tensor) -> int:
     """`Cost.training` alone."""
     return _count_step(run, x, Lanes(1, Mode.TRAIN), to_input=True)[0]

@@ -47,10 +47,12 @@ class ModuleRows(PopulationLayer):
         self.channels, self.make, self.topology = channels, make, topology
         with _own_generator():
             template = make(channels)
-        self.rows = _stacked(template, population, {})
+        self.rows = _stacked(template, population, known={})
         # Its code runs with the tensors of one row after the other. No child: its own tensors are no part of
         # the bank.
         self._template = (template,)
+        # Each once: buffers that the module shares are shared no more once the bank was moved or converted.
+        self._buffer_names = [name for name, _ in template.named_buffers()]
 
     def reset_row(self, row: int, generator: torch.Generator) -> None:
         seed = int(torch.randint(2**63 - 1, (), generator=generator))
@@ -71,7 +73,7 @@ class ModuleRows(PopulationLayer):
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         module = self._template[0].train(lanes.mode is not Mode.EVAL)
         parameters = {name: pick(p, lanes).unbind(0) for name, p in self.rows.named_parameters()}
-        buffers = {name: pick(b, lanes).unbind(0) for name, b in self.rows.named_buffers()}
+        buffers = {name: pick(self.rows.get_buffer(name), lanes).unbind(0) for name in self._buffer_names}
         outputs: list[Tensor] = []
         recorded: list[dict[str, Tensor]] = []
         real = lanes.count - lanes.padding
@@ -104,8 +106,8 @@ class ModuleRows(PopulationLayer):
     @torch.no_grad()
     def _record(self, recorded: list[dict[str, Tensor]], rows: Tensor | None) -> None:
         """Keep what the pass has written into the buffers of these rows; None: of all."""
-        for name, buffer in self.rows.named_buffers():
-            values = torch.stack([state[name] for state in recorded])
+        for name in self._buffer_names:
+            buffer, values = self.rows.get_buffer(name), torch.stack([state[name] for state in recorded])
             if rows is None:
                 buffer.copy_(values)
             else:
@@ -116,16 +118,21 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _stacked(module: nn.Module, population: int, known: dict[int, nn.Parameter]) -> nn.Module:
-    """Zeros for the tensors of `population` modules, under the same names. `known`: by id of a parameter of
-    the module, so that those that it shares are shared here."""
+def _stacked(module: nn.Module, population: int, known: dict[int, Tensor]) -> nn.Module:
+    """Zeros for the tensors of `population` modules, under the same names. `known`: by id of a tensor of the
+    module, so that those that it shares are shared here."""
+
+    def zeros(tensor: Tensor) -> Tensor:
+        if id(tensor) not in known:
+            rows = tensor.detach().new_zeros(population, *tensor.shape)
+            known[id(tensor)] = nn.Parameter(rows) if isinstance(tensor, nn.Parameter) else rows
+        return known[id(tensor)]
+
     stack = nn.Module()
     for name, parameter in module.named_parameters(recurse=False):
-        if id(parameter) not in known:
-            known[id(parameter)] = nn.Parameter(parameter.detach().new_zeros(population, *parameter.shape))
-        stack.register_parameter(name, known[id(parameter)])
+        setattr(stack, name, zeros(parameter))
     for name, buffer in module.named_buffers(recurse=False):
-        stack.register_buffer(name, buffer.new_zeros(population, *buffer.shape))
+        stack.register_buffer(name, zeros(buffer))
     for name, child in module.named_children():
         stack.add_module(name, _stacked(child, population, known))
     return stack

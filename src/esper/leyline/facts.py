@@ -45,9 +45,9 @@ class HostFacts:
     width: Floats
     """[S] channels at the slot over those of the widest slot."""
     resolution: Floats
-    """[S] positions at the slot over those of the input; 1 for vectors."""
+    """[S] positions at the slot over those of the input; 1 for vectors. NaN: unknown."""
     params_before: Floats
-    """[S] share of the host's parameters before the slot."""
+    """[S] share of the host's parameters before the slot. NaN: unknown."""
     flops_before: Floats
     """[S] share of the host's FLOPs before the slot. NaN: unknown."""
     seed_params: Floats
@@ -55,4 +55,4 @@ class HostFacts:
     seed_flops: Floats
     """[S, B] training FLOPs of a seed on one sample. NaN: the blueprint cannot grow there, or unknown."""
     traits: Floats
-    """[S, B, len(TRAITS)]. NaN: the blueprint cannot grow there."""
+    """[S, B, len(TRAITS)]. NaN: the blueprint cannot grow there, or unknown."""
