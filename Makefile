@@ -19,7 +19,7 @@ test: lint type
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group models
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group models --group rl
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
 bench: $(STAMP)

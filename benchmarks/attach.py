@@ -20,9 +20,9 @@ Step = Callable[[], object]
 class UserCNN(nn.Module):
     """Three stages of a residual network on 32×32 images, `grown` with blocks written by hand."""
 
-    def __init__(self, width: int = 16, *, grown: bool = False) -> None:
+    def __init__(self, width: int = 16, *, stem_stride: int = 1, grown: bool = False) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.stem = nn.Conv2d(3, width, 3, stem_stride, padding=1)
         self.layer1 = Stage(width, width, 1)
         self.layer2 = Stage(width, 2 * width, 2)
         self.layer3 = Stage(2 * width, 4 * width, 2)

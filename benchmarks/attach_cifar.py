@@ -1,30 +1,32 @@
 """Does growth help a user? A narrow residual CNN on CIFAR-10, grown in a plain loop at equal training FLOPs.
 
 `python -m benchmarks.attach_cifar` trains each variant with the same random seeds: never grown, periodic,
-plateau, heuristic, and the final network (a seed in every slot) from the start. An epoch is an equal part of
-the budget, not of the data, so a larger network takes fewer steps. Charged: training passes, and the
-evaluations that measure contributions. It prints test accuracy, differences to `never` with 95 % intervals,
-and parameters."""
+plateau, heuristic, and the final network (what `periodic` ends with: `conv_light` in every slot) from the
+start. An epoch is an equal part of the budget, not of the data, so a larger network takes fewer steps.
+Charged: training passes, and the evaluations that measure contributions. Not charged: one validation per
+epoch, which all variants have, and sensors. It prints test accuracy, differences to `never` and to `final`
+with 95 % intervals, parameters and what grew. With `--out` every run is written when it ends, and a run that
+the file has is not repeated."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
 from benchmarks.attach import UserCNN
-from esper._statistics import estimate
+from benchmarks.play import interval
 from esper.runtime.data import load_dataset
 
 VARIANTS = ("never", "periodic", "plateau", "heuristic", "final")
@@ -51,7 +53,25 @@ class Result:
     accuracy: float
     parameters: int
     steps: int
+    flops: float
+    """Charged FLOPs, as a share of the budget."""
+    grown: tuple[str, ...]
+    """`epoch slot blueprint` of every seed that was planted."""
+    pruned: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What all runs share."""
+
+    width: int
+    stem_stride: int
+    steps: int
+    """Steps of the ungrown network: the budget."""
+    epochs: int
+    """Equal parts of the budget."""
+    lr: float
 
 
 def load(name: str) -> Data:
@@ -95,12 +115,13 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(flip, moved.flip(3), moved)
 
 
-def run(variant: str, seed: int, data: Data, *, width: int, steps: int, epochs: int, lr: float) -> Result:
-    """Train one network for the FLOPs that `steps` steps of the ungrown one take."""
+def run(variant: str, seed: int, data: Data, setting: Setting) -> Result:
+    """Train one network for the FLOPs that the ungrown one takes."""
     began = time.perf_counter()
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = UserCNN(width)
+    model = UserCNN(setting.width, stem_stride=setting.stem_stride)
+    epochs, lr = setting.epochs, setting.lr
     charged = 0.0
 
     def evaluate() -> float:
@@ -119,7 +140,7 @@ def run(variant: str, seed: int, data: Data, *, width: int, steps: int, epochs: 
         evaluate=evaluate if variant == "heuristic" else None,
         seed=seed,
     )
-    budget = (1 + BACKWARD) * forward_flops(model, data.x[:1]) * BATCH * steps
+    budget = (1 + BACKWARD) * forward_flops(model, data.x[:1]) * BATCH * setting.steps
     if variant == "final":
         for slot in SLOTS:
             grower.germinate(slot, "conv_light")
@@ -143,31 +164,51 @@ def run(variant: str, seed: int, data: Data, *, width: int, steps: int, epochs: 
         spent += charged
         if grower.epoch >= epochs:
             break
+    planted = [s for s in grower.history if s.op == "GERMINATE" and s.executed]
     return Result(
         variant,
         seed,
         100 * accuracy(model, data.test_x, data.test_y),
         grower.body.total_params(),
         taken,
+        spent / budget,
+        tuple(f"{s.epoch} {s.slot} {s.blueprint}" for s in planted),
+        sum(s.op == "PRUNE" and s.executed for s in grower.history),
         time.perf_counter() - began,
     )
 
 
-def table(results: list[Result]) -> Table:
-    shown = Table("variant", "test accuracy", "minus never", "parameters", "steps", "seconds")
-    never = {r.seed: r.accuracy for r in results if r.variant == "never"}
-    for variant in dict.fromkeys(r.variant for r in results):
-        mine = [r for r in results if r.variant == variant]
-        gain = estimate([r.accuracy - never[r.seed] for r in mine]) if never and variant != "never" else None
-        shown.add_row(
-            variant,
-            f"{statistics.fmean(r.accuracy for r in mine):.2f}",
-            "" if gain is None else f"{gain.value:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]",
-            f"{statistics.fmean(r.parameters for r in mine):,.0f}",
-            f"{statistics.fmean(r.steps for r in mine):,.0f}",
-            f"{statistics.fmean(r.seconds for r in mine):.0f}",
+def table(results: Sequence[Result]) -> list[str]:
+    """Markdown. Differences are paired over random seeds, with the interval of Student's t: a bootstrap of
+    five values is too narrow."""
+    lines = [
+        "| variant | test accuracy | − never | − final | parameters | steps | FLOPs | planted | pruned |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    by_variant = {v: {r.seed: r for r in results if r.variant == v} for v in VARIANTS}
+
+    def difference(variant: str, other: str) -> str:
+        mine, theirs = by_variant[variant], by_variant[other]
+        values = [mine[seed].accuracy - theirs[seed].accuracy for seed in mine.keys() & theirs.keys()]
+        if variant == other or len(values) < 2:
+            return ""
+        mean, half = interval(values)
+        return f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+
+    for variant, mine in by_variant.items():
+        if not mine:
+            continue
+
+        def mean(figure: Callable[[Result], float], mine: dict[int, Result] = mine) -> float:
+            return statistics.fmean(map(figure, mine.values()))
+
+        lines.append(
+            f"| `{variant}` | {mean(lambda r: r.accuracy):.2f} | {difference(variant, 'never')} "
+            f"| {difference(variant, 'final')} | {mean(lambda r: r.parameters):,.0f} "
+            f"| {mean(lambda r: r.steps):,.0f} | {mean(lambda r: r.flops):.3f} "
+            f"| {mean(lambda r: len(r.grown)):.1f} | {mean(lambda r: r.pruned):.1f} |"
         )
-    return shown
+    return lines
 
 
 def main() -> None:
@@ -177,19 +218,40 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, default=5, help="number of random seeds, the same for all variants"
     )
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--width", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=6000, help="steps of the ungrown network: the budget")
+    parser.add_argument("--stem-stride", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1200, help="steps of the ungrown network: the budget")
     parser.add_argument("--epochs", type=int, default=24, help="equal parts of the budget")
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--out", type=Path, help="JSON of all runs; those that it has are kept")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    setting = Setting(
+        width=given.width,
+        stem_stride=given.stem_stride,
+        steps=given.steps,
+        epochs=given.epochs,
+        lr=given.lr,
+    )
+    results: list[Result] = []
+    if given.out is not None and given.out.exists():
+        kept = json.loads(given.out.read_text())
+        if kept["setting"] != asdict(setting):
+            raise SystemExit(f"{given.out} has runs with {kept['setting']}, not {asdict(setting)}")
+        results = [Result(**result | {"grown": tuple(result["grown"])}) for result in kept["results"]]
     data = load(given.dataset)
-    runs = [(variant, seed) for seed in range(given.seeds) for variant in given.variants]
-    results = [
-        run(v, s, data, width=given.width, steps=given.steps, epochs=given.epochs, lr=given.lr)
-        for v, s in track(runs, "training")
-    ]
-    Console().print(table(results))
+    known = {(result.variant, result.seed) for result in results}
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        for variant in given.variants:
+            if (variant, seed) in known:
+                continue
+            results.append(run(variant, seed, data, setting))
+            print(results[-1], flush=True)
+            if given.out is not None:
+                runs = {"setting": asdict(setting), "results": [asdict(result) for result in results]}
+                given.out.write_text(json.dumps(runs))
+    print("\n".join(table(results)))
 
 
 if __name__ == "__main__":

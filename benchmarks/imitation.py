@@ -20,7 +20,7 @@ from benchmarks.play import EMBEDDED, make_env, play
 from esper.leyline import HEAD_NAMES, ActionMasks, LifecycleOp, PolicyObservation, stream_seed
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.tamiyo import RecurrentPolicy, TamiyoNetwork
-from esper.tamiyo.features import BASE_DIM, SLOT_DIM
+from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
 from esper.tamiyo.heuristic import Heuristic
 
 ENVS, BATCH = 64, 64
@@ -77,7 +77,9 @@ def _join(parts: Sequence[Recording], dim: int) -> Recording:
 def fit(data: Recording, updates: int, *, seed: int = 0) -> RecurrentPolicy:
     """Maximum likelihood of the recorded actions; each operation is weighted by its inverse frequency."""
     torch.manual_seed(stream_seed(seed, "policy"))
-    policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM, memory_horizon=data.actions.shape[1]))
+    policy = RecurrentPolicy(
+        TamiyoNetwork(BASE_DIM, SLOT_DIM, QUOTE_DIM, memory_horizon=data.actions.shape[1])
+    )
     optimizer = torch.optim.Adam(policy.network.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=updates)
     weight = 1 / torch.bincount(data.actions[..., OP].flatten(), minlength=len(LifecycleOp)).clamp(min=1)

@@ -1,7 +1,10 @@
-"""Rows `kasmina.*`: the cost of slots, coalitions, germination and populations."""
+"""Rows `kasmina.*`: the cost of slots, coalitions, germination, populations and growth; and env-steps per
+second of the cheapest task."""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.harness import Row, interleave
 from benchmarks.plain import PlainTrainer, plain_cnn
+from benchmarks.play import make_env, play
 from esper.kasmina import (
     CNNHost,
     MorphogeneticModel,
@@ -20,9 +24,15 @@ from esper.kasmina import (
     blended_slots,
     evaluate_coalitions,
 )
-from esper.leyline import GateConfig, GateLevel, Pacing
+from esper.leyline import GateConfig, GateLevel, Pacing, PolicyProtocol
+from esper.proof.search import draw_schedules
+from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.tamiyo import AlwaysWait, FixedSchedule, RandomValid
 
 NETWORKS = 16
+ENVS = 64
+REPEATS = 3
+"""Envs of a whole round, and how often each kind of round is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +100,8 @@ def rows() -> Iterator[Row]:
     for name, case in CASES.items():
         yield from _population(name, case)
         yield from _sizes(name, case)
+    yield from _growth()
+    yield from _cheapest()
 
 
 def _empty_slots() -> Iterator[Row]:
@@ -165,3 +177,40 @@ def _sizes(name: str, case: Case) -> Iterator[Row]:
         work = partial(train_step, model, optimizer, x, y)
         _, ours, _ = interleave(work, work, rounds=3)
         yield Row(f"kasmina.step_ms.{name}.population{size}", ours * 1e3 / size)
+
+
+def policies(task: TaskSpec) -> dict[str, PolicyProtocol]:
+    """Never grow; one plan of grafts for each env, as a search draws them; random operations of all kinds."""
+    return {
+        "static": AlwaysWait(),
+        "growth": FixedSchedule(draw_schedules(task, ENVS, root_seed=0)[1:]),  # the first is not to grow
+        "lifecycle": RandomValid(0, range(ENVS)),
+    }
+
+
+def round_seconds(task: TaskSpec, policy: PolicyProtocol) -> float:
+    """CPU seconds of one round: training, validation, decisions and actions."""
+    env = make_env(task, range(ENVS))
+    start = time.process_time()
+    play(env, policy)
+    return time.process_time() - start
+
+
+def _growth() -> Iterator[Row]:
+    """Each kind of round against the one beside it in which nothing grows."""
+    task = get_task_spec("digits_shift")
+    rounds = [
+        {kind: round_seconds(task, policy) for kind, policy in policies(task).items()} for _ in range(REPEATS)
+    ]
+    for kind, goal in (("growth", 2.2), ("lifecycle", 3.0)):
+        ratio = statistics.median(spent[kind] / spent["static"] for spent in rounds)
+        yield Row(f"kasmina.{kind}_vs_static", ratio, goal)
+    for kind in rounds[0]:
+        seconds = statistics.median(spent[kind] for spent in rounds)
+        yield Row(f"kasmina.env_steps_per_core_second.{kind}", ENVS * task.episode_length / seconds)
+
+
+def _cheapest() -> Iterator[Row]:
+    task = get_task_spec("mnist1d_baseline")
+    seconds = statistics.median(round_seconds(task, AlwaysWait()) for _ in range(REPEATS))
+    yield Row("mnist1d.env_steps_per_core_second", ENVS * task.episode_length / seconds)

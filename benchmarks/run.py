@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import attach, data, kasmina, simic, system, tamiyo
+from benchmarks import attach, data, gym, kasmina, simic, system, tamiyo
 from benchmarks.harness import Datasets, Row, interleave
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "simic": lambda _: simic.rows(),
     "system": system.rows,
     "attach": lambda _: attach.rows(),
+    "gym": lambda _: gym.rows(),
 }
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""

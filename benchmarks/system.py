@@ -26,11 +26,11 @@ from benchmarks.plain import PlainGrowing
 from esper.kasmina import blended_slots
 from esper.leyline import (
     AlphaTargetAction,
-    BlueprintAction,
     FactoredAction,
     GerminationStyle,
     LifecycleOp,
     TempoAction,
+    blueprint_index,
 )
 from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
@@ -86,7 +86,7 @@ def scripted(seen: Observation, slots: tuple[str, ...]) -> list[tuple[int, ...]]
                 FactoredAction.wait(),
                 op=op,
                 slot_idx=slots.index(slot),
-                blueprint=BlueprintAction.CONV_LIGHT,
+                blueprint=blueprint_index("conv_light"),
                 style=GerminationStyle.LINEAR_ADD,
                 tempo=TempoAction.FAST,
                 alpha_target=AlphaTargetAction.FULL,

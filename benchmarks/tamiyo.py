@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.harness import Row, interleave
@@ -14,12 +16,21 @@ from esper.leyline import LifecycleOp, ReportArray, TrainingSignals
 from esper.runtime.tasks import get_task_spec
 from esper.simic.training.vector_env import Observation, VectorEnv
 from esper.tamiyo import RandomValid, RecurrentPolicy, TamiyoNetwork
-from esper.tamiyo.features import BASE_DIM, SLOT_DIM, batch_obs_to_features, stack_inputs
+from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM, batch_obs_to_features
+from esper.tamiyo.inputs import Setting, stack_inputs
 from esper.tamiyo.masks import build_slot_states, compute_action_masks
 
 ENVS = 64
 WARM = 8
 """Epochs of random growth before anything is timed: slots in every stage."""
+
+
+def _repeated(setting: Setting, place: npt.NDArray[np.intp]) -> Setting:
+    """The same setting with these slots."""
+    facts = setting.facts
+    arrays = {f.name: getattr(facts, f.name) for f in fields(facts)}
+    picked = {name: a[place] for name, a in arrays.items() if isinstance(a, np.ndarray)}
+    return replace(setting, facts=replace(facts, **picked))
 
 
 class Decider:
@@ -34,17 +45,34 @@ class Decider:
         self.sensors = {
             name: np.ascontiguousarray(values[pick][:, place]) for name, values in seen.sensors.items()
         }
-        self.blueprints = env.rules.blueprint_mask
+        self.setting = _repeated(env.envs[0].setting, place)
+        self.prices = [env.task.objective] * envs
+        self.rates = [env.envs[i].learning_rate for i in pick]
+        self.rules = env.rules
         torch.manual_seed(0)
-        self.policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM))
+        self.policy = RecurrentPolicy(TamiyoNetwork(BASE_DIM, SLOT_DIM, QUOTE_DIM))
         self.hidden = self.policy.initial_hidden(envs)
         self.uniforms = torch.rand(envs, 8)
         self.ops, self.success = [LifecycleOp.WAIT] * envs, [True] * envs
 
     def __call__(self) -> None:
-        masks = compute_action_masks(build_slot_states(self.table), self.blueprints)
+        masks = compute_action_masks(
+            build_slot_states(self.table),
+            self.setting.offered,
+            epochs_left=self.rules.max_epochs - WARM,
+            epochs_needed=self.setting.epochs_needed,
+        )
         obs = batch_obs_to_features(
-            stack_inputs(self.signals, self.table, self.sensors, last_op=self.ops, last_success=self.success)
+            stack_inputs(
+                self.signals,
+                self.table,
+                self.sensors,
+                setting=self.setting,
+                prices=self.prices,
+                learning_rate=self.rates,
+                last_op=self.ops,
+                last_success=self.success,
+            )
         )
         self.policy.act(obs, self.hidden, masks, uniforms=self.uniforms)
 

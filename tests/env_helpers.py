@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from esper.runtime.data import SharedBatchIterator, load_dataset, validation_spl
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.vector_env import Observation, VectorEnv
+from esper.tamiyo.inputs import FeatureInputs, stack_inputs
 
 Decide = Callable[[Observation], Sequence[Sequence[int]]]
 PARAMETERS = ("blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve")
@@ -62,6 +64,21 @@ def run_episode(env: VectorEnv, episode: int, decide: Decide) -> list[EpisodeOut
     env.begin_round(episode)
     play_on(env, decide)
     return env.ledger.outcomes
+
+
+def stacked(env: VectorEnv, seen: Observation, **changes: Any) -> FeatureInputs:
+    """What the policy's observation is made of, with some parts replaced."""
+    parts = {
+        "signals": seen.signals,
+        "table": seen.table,
+        "sensors": seen.sensors,
+        "setting": env.envs[0].setting,
+        "prices": [member.prices for member in env.envs],
+        "learning_rate": [member.learning_rate for member in env.envs],
+        "last_op": [member.last_op for member in env.envs],
+        "last_success": [member.last_success for member in env.envs],
+    }
+    return stack_inputs(**(parts | changes))
 
 
 def play_on(env: VectorEnv, decide: Decide, *, after: int = 0) -> None:

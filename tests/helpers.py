@@ -6,7 +6,8 @@ P rows of the population, B batch. Images of a population are `[B, P·C, H, W]`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -23,18 +24,21 @@ from esper.kasmina import (
     RowSnapshot,
     all_coalitions,
     blended_slots,
+    blueprint_names,
+    register_blueprint,
     snapshot_row,
 )
+from esper.kasmina.blueprints import FACTORIES
 from esper.kasmina.hosts import Host
 from esper.leyline import (
-    BLUEPRINTS_BY_TOPOLOGY,
-    BlueprintAction,
     GateConfig,
     OpResult,
     Pacing,
     SeedStage,
     Topology,
+    blueprint_ids,
 )
+from esper.leyline import blueprints as leyline_blueprints
 from esper.runtime.data import load_dataset
 
 TOKENS = 17
@@ -72,9 +76,22 @@ def make(
 
 
 def blueprints(topology: str) -> list[str]:
-    """All seeds that do something, in a stable order."""
-    topology = "cnn" if topology == "line" else topology
-    return sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology] if b is not BlueprintAction.NOOP)
+    """All seeds that do something, in a stable order; `conv_1d` grows on lines only."""
+    idle = {"noop"} if topology == "line" else {"noop", "conv_1d"}
+    return sorted({*blueprint_names("cnn" if topology == "line" else topology)} - idle)
+
+
+@contextmanager
+def registered(name: str, topologies: Any, factory: Any) -> Iterator[str]:
+    """A blueprint of one's own, for the length of a test. The registry itself has no way back."""
+    ids = blueprint_ids()
+    register_blueprint(name, topologies, factory)
+    try:
+        yield name
+    finally:
+        for topology in (topologies,) if isinstance(topologies, str) else topologies:
+            del FACTORIES[topology, name]
+        leyline_blueprints._IDS[:] = ids
 
 
 # -- data ----------------------------------------------------------------------------------------------------

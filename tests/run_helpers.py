@@ -82,7 +82,8 @@ def play_rollout(agent: PPOAgent) -> None:
         torch.ones(envs, ops, 1, dtype=torch.bool),
         *(torch.ones(envs, n, dtype=torch.bool) for n in parameters),
     )
-    obs = PolicyObservation(torch.zeros(envs, 2), torch.zeros(envs, 1, 2), torch.full((envs, 1), -1))
+    quotes = torch.ones(envs, 1, head_sizes(1)[1], 2)
+    obs = PolicyObservation(torch.zeros(envs, 2), torch.zeros(envs, 1, 2), quotes, torch.full((envs, 1), -1))
     hidden = agent.initial_hidden()
     agent.begin_rollout(hidden)
     uniforms = action_uniforms(0, agent.updates, range(envs), steps)

@@ -21,6 +21,7 @@ LIGHT = [
     "esper.nissa",
     "esper.simic.training",
     "esper.grower",
+    "esper.gym",
 ]
 
 # What a package may import beside itself and the lazy-attribute helper.
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "karn": {"leyline", "nissa"},
     "proof": {"leyline", "kasmina", "tamiyo", "tolaria", "nissa", "runtime", "simic"},
     "grower": {"leyline", "kasmina", "tamiyo", "tolaria", "nissa", "runtime", "simic"},
+    "gym": {"leyline", "kasmina", "tamiyo", "tolaria", "nissa", "runtime", "simic"},
     "scripts": {"leyline", "kasmina", "tamiyo", "tolaria", "nissa", "runtime", "simic", "karn", "proof"},
 }
 EXTRACTED = ["vectorized_trainer", "env_factory", "batch_ops", "counterfactual_eval", "action_execution"]

@@ -33,11 +33,24 @@ def legal() -> ActionMasks:
 def run(seed: int, config: PPOConfig | None = None) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    network = TamiyoNetwork(FEATURES, 1, hidden=64, slot_hidden=32)
+    network = TamiyoNetwork(FEATURES, 1, 1, hidden=64, slot_hidden=32)
     config = config or PPOConfig(epsilon=0.03, anneal_updates=10)
-    agent = PPOAgent(RecurrentPolicy(network), config, num_envs=ENVS, num_steps=STEPS, num_slots=1, seed=seed)
+    kinds = head_sizes(1)[1]
+    agent = PPOAgent(
+        RecurrentPolicy(network),
+        config,
+        num_envs=ENVS,
+        num_steps=STEPS,
+        num_slots=1,
+        num_blueprints=kinds,
+        seed=seed,
+    )
     task, progress, masks = Recall(ENVS, 100 + seed), Progress(), legal()
-    slots, blueprints = torch.zeros(ENVS, 1, 1), torch.full((ENVS, 1), -1)
+    slots, quotes, blueprints = (
+        torch.zeros(ENVS, 1, 1),
+        torch.zeros(ENVS, 1, kinds, 1),
+        torch.full((ENVS, 1), -1),
+    )
     started = time.process_time()
     for episode in range(BUDGET):
         seen, hidden = task.reset(), agent.initial_hidden()
@@ -45,7 +58,7 @@ def run(seed: int, config: PPOConfig | None = None) -> dict[str, float]:
         uniforms = action_uniforms(seed, episode, range(ENVS), STEPS)
         for t in range(STEPS):
             obs, reset = (
-                PolicyObservation(torch.from_numpy(seen), slots, blueprints),
+                PolicyObservation(torch.from_numpy(seen), slots, quotes, blueprints),
                 torch.full((ENVS,), t == 0),
             )
             step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import reprlib
+from collections.abc import Sequence
+from datetime import timedelta
 
 
 def printable(value: object, *, lines: bool = False) -> str:
@@ -34,3 +37,30 @@ def shorten(value: object) -> str:
     short.maxlevel, short.maxlist, short.maxdict = 3, 4, 4
     text = short.repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def number(value: object) -> str:
+    """A value as people read it: a number rounded, text with control characters made visible, None as a
+    dash."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return printable(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or float(value).is_integer() else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """As 1:02:03; a number that is too large for that stays a number."""
+    try:
+        return str(timedelta(seconds=round(seconds)))
+    except OverflowError:
+        return f"{number(seconds)} s"
+
+
+def trend(values: Sequence[float | None], count: int) -> str:
+    """The last values as blocks of text; a blank where one is absent or not finite."""
+    shown = [v if v is not None and math.isfinite(v) else None for v in values[-count:]]
+    there = [v for v in shown if v is not None]
+    low, high = min(there, default=0.0), max(there, default=0.0)
+    scale = 8 / (high - low) if 0 < high - low < math.inf else 0.0
+    return "".join(" " if v is None else "▁▂▃▄▅▆▇█"[min(7, int((v - low) * scale))] for v in shown)

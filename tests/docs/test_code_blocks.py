@@ -46,6 +46,7 @@ assert accuracy("r0c0") > accuracy() + 10
 """,
     "telemetry.md": "assert len(accuracy) == 1 and steps.num_rows == 24",
     "commands.md": "assert len(history) == 1",
+    "gym.md": "assert info['objective']['J'].shape == (8,) and ended.all()",
 }
 """What a page promises of its code."""
 

@@ -8,11 +8,13 @@ import random
 import subprocess
 import sys
 import time
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import esper
@@ -52,6 +54,42 @@ def test_a_saved_model_loads_into_a_fresh_one(tmp_path: Path) -> None:
     loaded.germinate("layer1", "norm")
     train_epoch(fresh, optimizer)
     loaded.step(accuracy(fresh))
+
+
+def test_files_of_version_1_have_square_kernels_on_lines(tmp_path: Path) -> None:
+    """Only the middle row of such a kernel ever saw more than padding."""
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv1d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(60, 4))
+
+    x = torch.randn(3, 1, 10, generator=torch.Generator().manual_seed(0))
+    model = build()
+    grower = esper.attach(model, ["0"], x, policy=None)
+    grower.germinate("0", "conv_heavy")
+    with torch.no_grad():
+        for p in grower.body.parameters():
+            p.add_(0.3)
+    grower.save(tmp_path)
+    tensors = load_file(tmp_path / "weights.safetensors")
+    squared = 0
+    for name, tensor in tensors.items():
+        if name.startswith("_esper") and tensor.dim() == 4:
+            assert tensor.shape[2:] == (1, 3)
+            tensors[name] = torch.cat(
+                [torch.full_like(tensor, 7.0), tensor, torch.full_like(tensor, -7.0)], 2
+            )
+            squared += 1
+    assert squared == 2
+    save_file(tensors, tmp_path / "weights.safetensors")
+    structure = json.loads((tmp_path / "structure.json").read_text())
+    blob = (tmp_path / "weights.safetensors").read_bytes()
+    structure |= {"version": 1, "weights": blake2b(blob, digest_size=16).hexdigest()}
+    (tmp_path / "structure.json").write_text(json.dumps(structure))
+    fresh = build()
+    esper.load(fresh, tmp_path)
+    assert same(fresh.state_dict(), model.state_dict())
+    assert torch.equal(fresh(x), model(x))
 
 
 def test_tied_weights_are_saved(tmp_path: Path) -> None:

@@ -29,7 +29,12 @@ PLACES = {
     "BD": (Place("a", None, "tensor", "BD", 8), (3, 8)),
 }
 TOPOLOGY = {"BCHW": "cnn", "BCL": "cnn", "BTD": "transformer", "BD": "mlp"}
-SEEDS = [(shape, name) for shape in PLACES for name in blueprint_names(TOPOLOGY[shape]) if name != "noop"]
+SEEDS = [
+    (shape, name)
+    for shape in PLACES
+    for name in blueprint_names(TOPOLOGY[shape])
+    if name != "noop" and (shape == "BCL" or name != "conv_1d")
+]
 
 
 def body(shape: str) -> Body:

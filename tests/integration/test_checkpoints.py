@@ -207,6 +207,13 @@ TAMPERING: list[tuple[str, Any, str]] = [
     ("seq", "3", "seq is '3'"),
     ("seq", -1, "seq is -1"),
     ("announced", 1, "announced is 1"),
+    ("blueprints", None, "blueprints is null"),
+    (
+        "blueprints/3",
+        "mine",
+        "index 3 stands for blueprint 'mine' in the checkpoint, in this run it is 'norm'",
+    ),
+    ("blueprints", ["noop"], "index 1 stands for no blueprint in the checkpoint.*'conv_light'"),
     ("agent", [1], r"agent is \[1\]"),
     ("agent", None, "has no agent"),
     ("agent/updates", "x", "updates is 'x'"),

@@ -1,26 +1,20 @@
-"""The HTML page: complete, self-contained, and drawn by a real browser without complaint."""
+"""The report: complete, self-contained, and with the figures that SQL finds in the run."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
-import re
-import shutil
-import subprocess
-from html import escape, unescape
-from itertools import pairwise
+from collections.abc import Mapping
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from esper._charts import HEIGHT, lanes, lines, number, stacked, ticks, trend
+from esper._text import number, trend
 from esper.karn import Views, render_report
 from esper.karn.summary import open_run
-from esper.leyline import METRICS
+from esper.leyline import METRICS, EsperError
+from frozen import assert_sealed, data_of
 
 from .conftest import Write
 
@@ -31,154 +25,230 @@ def views(run_path: Path) -> Views:
 
 
 @pytest.fixture(scope="module")
-def page(views: Views) -> str:
-    return render_report(views)
+def page(run_path: Path) -> str:
+    return render_report(run_path)
 
 
-def test_every_metric_is_on_the_page_with_its_meaning(page: str) -> None:
-    for name, metric in METRICS.items():
-        assert f"<code>{metric.name}</code>" in page, name
-        assert escape(metric.meaning) in page, name
+@pytest.fixture(scope="module")
+def data(page: str) -> dict[str, Any]:
+    return data_of(page)
 
 
-def test_the_page_needs_nothing_else(page: str) -> None:
-    assert not re.findall(
-        r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?://(?!www\.w3\.org/2000/svg)""", page
-    )
+def same(one: Any, other: Any) -> bool:
+    """Equal, numbers up to the rounding of another order of summation; NaN and null alike."""
+    if isinstance(one, float) or isinstance(other, float):
+        gaps = [v is None or v != v for v in (one, other)]
+        return all(gaps) or (not any(gaps) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(v, other[k]) for k, v in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
-def policy_of(page: str) -> dict[str, list[str]]:
-    """Directives of the page's Content-Security-Policy."""
-    content = re.search(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', page)[1]  # type: ignore[index]
-    return {name: sources for name, *sources in (part.split() for part in unescape(content).split(";"))}
+# -- the file ------------------------------------------------------------------------------------------------
 
 
-def csp_hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(page: str) -> None:
-    policy = policy_of(page)
-    assert policy.pop("default-src") == ["'none'"]
-    for name, element in (("style-src", "style"), ("script-src", "script")):
-        (content,) = re.findall(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
-        assert policy.pop(name) == [csp_hash(content)]
-    assert policy == {"img-src": ["data:"], "base-uri": ["'none'"], "form-action": ["'none'"]}
-    assert page.index("Content-Security-Policy") < page.index("<title>")
-    assert not re.search(r"<[^>]*\s(?:style|on\w+)=", page)  # these would be blocked
-
-
-def test_values_are_those_of_the_run(page: str, views: Views) -> None:
-    last = views.rows("SELECT avg_objective, avg_reward FROM rounds ORDER BY round_idx DESC LIMIT 1")[0]
-    chart = json.loads(unescape(re.search(r'Objective J.*?data-chart="(.*?)"', page)[1]))  # type: ignore[index]
-    assert chart["x"] == [1, 2]
-    assert chart["series"]["avg_objective"][-1] == number(last["avg_objective"])
-
-
-def test_growth_is_there_for_every_env_of_the_chosen_rounds(page: str, views: Views) -> None:
-    growth = page[page.index('id="lanes"') : page.index('<section id="decisions"')]
-    assert growth.count("<template") == 2
-    assert all(
-        growth.count(f"<b>env {env}</b>") == 3 for env in range(4)
-    )  # the last round is shown, and both are at hand
-    stages = {row["stage"] for row in views.rows("SELECT DISTINCT stage FROM slots")}
-    assert stages
-    assert all(f'class="{stage}"' in growth for stage in stages)
-    one = render_report(views, growth_rounds=1)
-    assert set(re.findall(r'<template data-round="(\d)"', one)) == {"2"} | {
-        str(row["round_idx"] + 1)
-        for row in views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")
+def test_every_metric_is_on_the_page_with_its_meaning(data: dict[str, Any]) -> None:
+    told = {
+        f"{group['event']}.{field['name']}": field["meaning"]
+        for group in data["layout"]["glossary"]
+        for field in group["fields"]
     }
+    for name, metric in METRICS.items():
+        assert (
+            told[name.replace("round.", "health.", 1) if name.startswith("round.") else name]
+            == metric.meaning
+        )
+
+
+def test_the_page_needs_nothing_else_and_lets_nothing_else_in(page: str) -> None:
+    assert_sealed(page)
+
+
+def test_the_same_run_gives_the_same_file(run_path: Path, page: str) -> None:
+    assert render_report(run_path) == page
 
 
 def test_names_from_a_run_cannot_become_markup(write_run: Write) -> None:
-    evil = "<script>alert(1)</script>"
-    page = render_report(
-        open_run(
-            write_run(
-                [
-                    ("run_started", {"task": evil, "slots": [evil]}),
-                    ("run_ended", {"status": evil, "message": evil}),
-                    ("alert", {"code": evil, "severity": '"><b>', "message": evil}),
-                ],
-                config=evil,
-            )
-        )
+    evil = "</script><script>alert(1)</script>"
+    path = write_run(
+        [
+            ("run_started", {"task": evil, "slots": [evil]}),
+            ("run_ended", {"status": evil, "message": evil}),
+            ("alert", {"code": evil, "severity": '"><b>', "message": evil}),
+        ],
+        name="<script>alert(2)<",
+        config=evil,
     )
-    assert evil not in page
-    assert '"><b>' not in page
-    assert escape(evil) in page
+    page = render_report(path)
+    assert f"<title>{escape('<script>alert(2)<')}</title>" in page
+    assert page.count("alert(") == 1  # the title, as text
+    parts = data_of(page)["run"]["parts"]
+    assert (parts["facts"]["task"], parts["alerts"][0]["code"]) == (evil, evil)
 
 
 def test_a_run_without_rounds_has_a_page(write_run: Write) -> None:
-    page = render_report(open_run(write_run([])))
-    assert "No round was finished" in page
-    assert "cut off" in page
+    parts = data_of(render_report(write_run([])))["run"]["parts"]
+    assert parts["facts"]["status"] == "cut off"
+    assert any("not started" in problem for problem in parts["problems"])
 
 
-# -- charts --------------------------------------------------------------------------------------------------
+def test_growth_rounds_must_be_one_or_more(run_path: Path) -> None:
+    with pytest.raises(EsperError, match="growth_rounds is 0"):
+        render_report(run_path, growth_rounds=0)
 
 
-@given(st.floats(-1e9, 1e9), st.floats(1e-9, 1e9), st.integers(2, 10))
-def test_ticks_are_few_even_and_within(low: float, span: float, count: int) -> None:
-    high = low + span
-    if not high - low > 1e-6 * max(abs(low), abs(high)):
-        return  # a chart widens such a range first
-    found = ticks(low, high, count)
-    assert 1 <= len(found) <= count + 1
-    step = (high - low) / count
-    assert all(low - 1e-6 * span <= tick <= high + 1e-6 * span for tick in found)
-    for a, b in pairwise(found):
-        assert 1 - 1e-6 <= (b - a) / step <= 5.1
-        mantissa = (b - a) / 10 ** math.floor(math.log10((b - a) * (1 + 1e-9)))
-        assert min(abs(mantissa - m) for m in (1, 2, 5)) < 1e-3
+# -- figures, against SQL ------------------------------------------------------------------------------------
 
 
-def rects(svg: str) -> list[tuple[str, float, float, float, float]]:
-    found = re.findall(
-        r'<rect class="(\w+)" x="([\d.-]+)" y="([\d.-]+)" width="([\d.]+)" height="([\d.]+)"', svg
-    )
-    return [(css, *map(float, numbers)) for css, *numbers in found]
+def curve(data: dict[str, Any], name: str) -> dict[int, Any]:
+    return {int(x): y for x, y in zip(*data["run"]["curves"].get(name, ([], [])), strict=True)}
 
 
-def test_bars_stack_in_proportion() -> None:
-    svg = stacked("s", [0, 1], {"a": [1.0, 2.0], "b": [3.0, -1.0], "c": [None, float("nan")]}, total=True)
-    bars = {(css, x): (y, height) for css, x, y, _, height in rects(svg)}
-    (first, second) = sorted({x for _, x in bars})
-    unit = bars["c0", first][1]
-    assert bars["c1", first][1] == pytest.approx(3 * unit, abs=0.2)
-    assert bars["c0", first][0] == pytest.approx(bars["c1", first][0] + 3 * unit, abs=0.2)  # b stands on a
-    assert bars["c1", second][0] == pytest.approx(
-        sum(bars["c0", second]), abs=0.2
-    )  # what is negative hangs from 0
-    assert len(bars) == 4
-    marks = [float(y) for y in re.findall(r'<line class="total" x1="[\d.]+" x2="[\d.]+" y1="([\d.]+)"', svg)]
-    assert marks[0] - marks[1] == pytest.approx((1.0 - 4.0) * unit, abs=0.2)
-    assert "not measured" in stacked("s", [0], {"a": [None]})
+@pytest.mark.parametrize(
+    ("group", "view"), [("rounds", "rounds"), ("updates", "updates"), ("health", "health")]
+)
+def test_curves_of_events_are_those_of_the_views(
+    data: dict[str, Any], views: Views, group: str, view: str
+) -> None:
+    names = {
+        n.split("/")[1] for n in data["run"]["curves"] if n.startswith(f"{group}/") and n.count("/") == 1
+    }
+    assert len(names) > 5
+    rows = views.rows(f"SELECT * FROM {view} ORDER BY round_idx")
+    for name in names:
+        expected = {row["round_idx"] + 1: row[name] for row in rows}
+        found = curve(data, f"{group}/{name}")
+        assert all(same(found.get(x), y) for x, y in expected.items()), name
 
 
-def test_a_line_has_gaps_where_values_are_absent() -> None:
-    svg = lines("l", [0, 1, 2, 3, 4], {"a": [1.0, 2.0, None, 4.0, float("inf")]}, limits=[3.0, 1e6])
-    path = re.search(r'class="line c0" d="(.*?)"', svg)[1]  # type: ignore[index]
-    assert [len(part.split("L")) for part in path.split("M")[1:]] == [2, 1]
-    assert svg.count('class="limit"') == 1  # the far one would squash the chart
-    assert all(0 <= float(y) <= HEIGHT for y in re.findall(r",([\d.-]+)", path))
-    assert "not measured" in lines("l", [0], {"a": [None]})
+QUERIES = {
+    "spread/low": "SELECT round_idx, quantile_cont(objective, 0.1) FROM episodes GROUP BY ALL",
+    "spread/high": "SELECT round_idx, quantile_cont(objective, 0.9) FROM episodes GROUP BY ALL",
+    "fates/pruned": "SELECT round_idx, avg(pruned) FROM episodes GROUP BY ALL",
+    "fates/unfinished": "SELECT round_idx, avg(germinated - fossilized - pruned) FROM episodes GROUP BY ALL",
+    "mix/WAIT": "SELECT round_idx, action_counts['WAIT'] / list_sum(map_values(action_counts)) FROM actions",
+    "masked/ADVANCE": "SELECT round_idx, hit_rates['ADVANCE'] FROM masks",
+    "updates/head_entropy/op": "SELECT round_idx, head_entropy['op'] FROM updates",
+    "phases/train": "SELECT round_idx, train_seconds FROM rounds",
+    "speed/samples": """
+        SELECT round_idx, sum(speed) FROM (
+            SELECT round_idx, env_id, avg(samples_per_second) AS speed FROM throughput GROUP BY ALL
+        ) GROUP BY ALL""",
+}
 
 
-def test_lanes_end_a_band_where_a_seed_ended() -> None:
-    """Two seeds of one kind with a free epoch between are two bands, even in the same stage."""
-    svg = lanes(
-        "n",
-        "",
-        10,
-        {"r0c0": [(1, "TRAINING", "norm", 0.0), (2, "TRAINING", "norm", 0.0), (4, "TRAINING", "norm", 0.0)]},
-    )
-    bands = [(x, width) for css, x, _, width, _ in rects(svg) if css == "TRAINING"]
-    per = bands[1][1]
-    assert bands[0][1] == pytest.approx(2 * per, abs=0.2)
-    assert bands[1][0] - bands[0][0] == pytest.approx(3 * per, abs=0.2)
-    assert svg.count(">norm<") == 2
+@pytest.mark.parametrize("name", QUERIES)
+def test_derived_curves_are_what_sql_computes(data: dict[str, Any], views: Views, name: str) -> None:
+    _, rows = views.query(QUERIES[name])
+    assert rows
+    assert same({index + 1: value for index, value in rows}, curve(data, name))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "query"),
+    [
+        ("terms", "SELECT round_idx, term, sum(amount) / count(DISTINCT env_id) FROM terms GROUP BY ALL"),
+        ("shapley", "SELECT round_idx, slot, avg(shapley) FROM shares GROUP BY ALL"),
+        ("leave_one_out", "SELECT round_idx, slot, avg(leave_one_out) FROM shares GROUP BY ALL"),
+        ("blended", "SELECT round_idx, slot, count(*)::DOUBLE FROM shares GROUP BY ALL"),
+    ],
+)
+def test_curves_by_name_are_what_sql_computes(
+    data: dict[str, Any], views: Views, prefix: str, query: str
+) -> None:
+    _, rows = views.query(query)
+    expected = {(f"{prefix}/{name}", index + 1): value for index, name, value in rows}
+    found = {
+        (name, x): y
+        for name in data["run"]["curves"]
+        if name.startswith(f"{prefix}/")
+        for x, y in curve(data, name).items()
+    }
+    assert expected
+    assert same({str(k): v for k, v in expected.items()}, {str(k): v for k, v in found.items()})
+
+
+def test_tables_are_what_sql_computes(data: dict[str, Any], views: Views) -> None:
+    parts = data["run"]["parts"]
+    blueprints = [
+        {key.replace("_", " ").replace("blueprint id", "blueprint"): value for key, value in row.items()}
+        for row in views.rows("SELECT * FROM blueprints")
+    ]
+    assert same(parts["blueprints"], blueprints)
+    seeds = views.rows("""
+        SELECT slot, blueprint, count(*) AS episodes, avg(shapley) AS "mean shapley",
+            avg(leave_one_out) AS "mean leave one out"
+        FROM shares GROUP BY ALL""")
+    order = lambda row: (row["slot"], row["blueprint"])  # noqa: E731
+    assert same(sorted(parts["seeds"], key=order), sorted(seeds, key=order))
+    refused = views.rows("SELECT count(*) AS n FROM steps WHERE NOT executed AND op <> 'WAIT'")
+    assert sum(row["times"] for row in parts["refused"]) == refused[0]["n"]
+    acts = parts["last_round"]["acts"]
+    counted = views.rows("""
+        SELECT op, epoch, count(*) AS n FROM steps
+        WHERE op <> 'WAIT' AND round_idx = (SELECT max(round_idx) FROM steps) GROUP BY ALL""")
+    found = {
+        (op, epoch): n
+        for op, values in acts["series"].items()
+        for epoch, n in zip(acts["x"], values, strict=True)
+        if n
+    }
+    assert found == {(row["op"], row["epoch"]): row["n"] for row in counted}
+
+
+def test_lives_are_those_of_the_view(data: dict[str, Any], views: Views) -> None:
+    found = [
+        {
+            "round_idx": int(number) - 1,
+            "env_id": network["env"],
+            "epoch": band["from"] + i,
+            "slot": slot,
+            "stage": band["stage"],
+            "blueprint": band["blueprint"],
+            "alpha": alpha,
+            "contribution": band["contribution"][i],
+        }
+        for number, content in data["rounds"].items()
+        for network in content["envs"]
+        for slot, bands in network["slots"].items()
+        for band in bands
+        for i, alpha in enumerate(band["alpha"])
+    ]
+    expected = views.rows("SELECT * FROM slots")
+    order = lambda row: tuple(row[name] for name in ("round_idx", "env_id", "slot", "epoch"))  # noqa: E731
+    assert expected
+    assert same(sorted(found, key=order), sorted(expected, key=order))
+
+
+def test_every_decision_of_the_chosen_rounds_is_what_was_recorded(data: dict[str, Any], views: Views) -> None:
+    steps = {(r["round_idx"], r["env_id"], r["epoch"]): r for r in views.rows("SELECT * FROM steps")}
+    terms = {
+        (r["round_idx"], r["env_id"], r["epoch"]): r["components"]
+        for r in views.rows("SELECT * FROM rewards")
+    }
+    best = views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")[0]["round_idx"]
+    shown = {int(place.split("/")[0]) - 1 for place in data["episodes"]}
+    assert shown == {best, 1}
+    count = 0
+    for episode in data["episodes"].values():
+        for step in episode["steps"]:
+            place = step["round_idx"], step["env_id"], step["epoch"]
+            assert same(step.pop("terms"), terms[place])
+            assert same(step, steps[place]), place
+            count += 1
+    assert count == len(shown) * 4 * 6
+
+
+def test_growth_is_there_for_the_chosen_rounds(run_path: Path, views: Views) -> None:
+    best = views.rows("SELECT round_idx FROM rounds ORDER BY avg_objective DESC LIMIT 1")[0]["round_idx"]
+    one = data_of(render_report(run_path, growth_rounds=1))
+    assert set(one["rounds"]) == {"2", str(best + 1)}
+    assert [network["env"] for network in one["rounds"]["2"]["envs"]] == [0, 1, 2, 3]
+
+
+# -- text ----------------------------------------------------------------------------------------------------
 
 
 def test_trend() -> None:
@@ -187,87 +257,12 @@ def test_trend() -> None:
     assert (trend([], 4), trend([None, float("nan")], 4)) == ("", "  ")
 
 
-# -- browser -------------------------------------------------------------------------------------------------
-
-PROBE = """
-addEventListener("load", () => {
-  const choose = document.getElementById("round");
-  choose.value = "1";
-  choose.dispatchEvent(new Event("change"));
-  const svgs = [...document.querySelectorAll("svg[role=img]")];
-  const drawn = (svg) => [...svg.querySelectorAll("path,rect,circle,line.total")].some((mark) => {
-    const box = mark.getBBox();
-    return box.width + box.height > 0;
-  });
-  svgs[0].dispatchEvent(new PointerEvent("pointermove", { clientX: 300, clientY: 300 }));
-  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
-  const text = (selector) => document.querySelector(selector)?.textContent ?? "";
-  const found = {
-    charts: svgs.length,
-    empty: svgs.filter((svg) => !drawn(svg)).length,
-    wide: document.documentElement.scrollWidth > innerWidth,
-    tip: text(".tip"),
-    first: text("#lanes figure svg title"),
-    round: choose.value,
-    twice: ids.length - new Set(ids).size,
-    ink: getComputedStyle(document.body).color,
-    paper: getComputedStyle(document.body).backgroundColor,
-  };
-  const out = document.createElement("pre");
-  out.id = "probe";
-  out.textContent = JSON.stringify(found);
-  document.body.append(out);
-});
-"""
-
-
-def browse(page: str, directory: Path, scheme: str = "light") -> subprocess.CompletedProcess[str]:
-    """Load a page that was given the probe; its document comes back on stdout, its console on stderr."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("there is no Chromium on this machine; Debian's package is chromium")
-    file = directory / "page.html"
-    file.write_text(page.replace("</body>", f"<script>{PROBE}</script></body>"), encoding="utf-8")
-    return subprocess.run(
-        [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            f"--user-data-dir={directory}/profile",
-            f"--blink-settings=preferredColorScheme={int(scheme == 'light')}",
-            "--window-size=1400,900",
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-
-
-def test_a_browser_runs_no_script_but_the_pages_own(page: str, tmp_path: Path) -> None:
-    done = browse(page, tmp_path)
-    assert "Content Security Policy" in done.stderr
-    assert '<pre id="probe">' not in done.stdout
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_draws_every_chart(page: str, views: Views, scheme: str, tmp_path: Path) -> None:
-    allowed = page.replace("script-src ", f"script-src {csp_hash(PROBE)} ", 1)
-    done = browse(allowed, tmp_path, scheme)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    found = json.loads(unescape(re.search(r'<pre id="probe">(.*?)</pre>', done.stdout)[1]))  # type: ignore[index]
-    assert found["charts"] >= 40
-    assert found["empty"] == 0
-    assert not found["wide"]
-    assert found["twice"] == 0
-    assert found["round"] == "1"
-    assert found["tip"].startswith("at ")
-    assert "avg_objective" in found["tip"]
-    birth = views.rows("SELECT slot FROM slots WHERE round_idx = 0 AND env_id = 0 ORDER BY slot LIMIT 1")
-    assert not birth or found["first"].startswith(birth[0]["slot"])
-    light = [sum(map(int, re.findall(r"\d+", found[name]))) for name in ("ink", "paper")]
-    assert (light[0] < light[1]) == (scheme == "light")
+def test_numbers_are_rounded_for_people() -> None:
+    assert [number(v) for v in (None, 3, 12345.6, 0.123456, True, "\x1b")] == [
+        "—",
+        "3",
+        "12,346",
+        "0.123",
+        "True",
+        "\\x1b",
+    ]

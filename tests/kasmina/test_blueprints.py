@@ -18,17 +18,17 @@ from esper.kasmina import (
     PopulationOptimizer,
     blueprint_names,
     build_blueprint,
+    register_blueprint,
 )
-from esper.kasmina.blueprints import register
+from esper.kasmina.blueprints import ImageSeed
 from esper.kasmina.layers import Lanes, Mode
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import (
-    BLUEPRINT_IDS,
-    BLUEPRINTS_BY_TOPOLOGY,
     AlphaAlgorithm,
     BlueprintError,
     Incubation,
     SeedStage,
+    blueprint_ids,
 )
 from helpers import (
     EAGER,
@@ -65,14 +65,8 @@ def planted(topology: Any, name: str, stage: SeedStage, **options: Any) -> Morph
 # -- the registry --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("topology", HOSTS)
-def test_registry_and_actions_name_the_same_seeds(topology):
-    assert set(blueprint_names(topology)) == {b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[topology]}
-    assert set(blueprint_names(topology)) <= set(BLUEPRINT_IDS)
-
-
-def test_every_action_exists_somewhere():
-    assert {name for topology in HOSTS for name in blueprint_names(topology)} == set(BLUEPRINT_IDS)
+def test_every_index_stands_for_a_blueprint_of_some_topology():
+    assert {name for topology in HOSTS for name in blueprint_names(topology)} == set(blueprint_ids())
 
 
 @pytest.mark.parametrize(
@@ -87,14 +81,30 @@ def test_unknown_blueprints_are_refused_with_the_known_ones(topology, name):
 
 def test_a_name_is_registered_once():
     with pytest.raises(BlueprintError, match="blueprint 'norm' is already registered for cnn"):
-        register("norm", "cnn")(object)
+        register_blueprint("norm", "cnn", ImageSeed)
 
 
-def test_a_name_without_an_action_cannot_be_registered():
-    with pytest.raises(
-        BlueprintError, match="blueprint 'mine' cannot be registered: no action stands for it; allowed: noop"
-    ):
-        register("mine", "cnn")
+@pytest.mark.parametrize(
+    ("name", "topologies", "factory", "message"),
+    [
+        ("Mine", "cnn", ImageSeed, "blueprint name 'Mine'; allowed: a lower-case letter"),
+        ("_gate", "cnn", ImageSeed, "blueprint name '_gate'"),
+        (7, "cnn", ImageSeed, "blueprint name 7"),
+        ("mine", "rnn", ImageSeed, "topology 'rnn' is unknown; allowed: cnn, transformer, mlp"),
+        ("mine", ("cnn", "rnn"), ImageSeed, "topology 'rnn' is unknown"),
+        ("mine", (), ImageSeed, "no topology is given"),
+        ("mine", ("cnn", "cnn"), ImageSeed, "named twice"),
+        ("norm", ("mlp", "cnn"), ImageSeed, "blueprint 'norm' is already registered for mlp"),
+        ("forward", "cnn", ImageSeed, "nn.ModuleDict, which has an attribute of this name"),
+        ("mine", "cnn", 3, "factory is 3, must be"),
+        ("mine", "mlp", ImageSeed, "ImageSeed grows on images, topology mlp has none"),
+    ],
+)
+def test_a_registration_that_cannot_work_changes_nothing(name, topologies, factory, message):
+    before = blueprint_ids(), {t: blueprint_names(t) for t in HOSTS}
+    with pytest.raises(BlueprintError, match=message):
+        register_blueprint(name, topologies, factory)
+    assert before == (blueprint_ids(), {t: blueprint_names(t) for t in HOSTS})
 
 
 def hidden(c: int) -> int:
@@ -144,6 +154,16 @@ def test_parameter_counts(topology, name, channels, algorithm):
 
 def test_every_seed_has_a_count_above():
     assert set(COUNTS) == set(CATALOGUE)
+
+
+def test_a_1d_convolution_has_five_taps_and_grows_on_lines_only():
+    model = make("line")
+    model.germinate(SLOT, "conv_1d")
+    channels = model.slot(SLOT).channels
+    assert model.slot(SLOT).banks["conv_1d"].conv.weight.shape == (1, channels, channels, 1, 5)
+    assert model.slot(SLOT).params(0) == 5 * channels**2 + 3 * channels
+    with pytest.raises(BlueprintError, match="blueprint 'conv_1d' grows on features of height 1"):
+        make("cnn").germinate(SLOT, "conv_1d")
 
 
 # -- at birth ------------------------------------------------------------------------------------------------

@@ -8,33 +8,50 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from esper.kasmina import NetworkRow, OptimizerConfig, PopulationOptimizer
-from esper.kasmina.blueprints import CATALOGUE, ImageSeed, register
+from esper.kasmina.blueprints import ImageSeed
 from esper.kasmina.layers import BatchNorm2d, Conv2d
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage
-from helpers import bring, distance, fuse, make, network_batch, row_tensors, train_step
+from helpers import bring, distance, fuse, make, network_batch, registered, row_tensors, train_step
 
 SLOT, ROW, STEPS = "r0c0", 5, 5
-NAME = "lora"
-"""A name that actions know and no image blueprint has."""
+NAME = "batch_norm"
 NEIGHBOURS = {"alone": (), "some": (2, 9, 14), "everyone": tuple(row for row in range(16) if row != ROW)}
 
 
-@pytest.fixture(autouse=True)
-def batch_norm_seed() -> Iterator[None]:
-    @register(NAME, "cnn")
-    class BatchNormSeed(ImageSeed):
-        def __init__(self, population: int, channels: int) -> None:
-            super().__init__(population, channels)
-            self.conv = Conv2d(population, channels, channels, 3)
-            self.norm = BatchNorm2d(population, channels)
+class BatchNormSeed(ImageSeed):
+    def __init__(self, population: int, channels: int) -> None:
+        super().__init__(population, channels)
+        self.conv = Conv2d(population, channels, channels, 3)
+        self.norm = BatchNorm2d(population, channels)
 
-        def body(self, x, lanes):
-            return F.relu(self.norm(self.conv(x, lanes), lanes))
+    def body(self, x, lanes):
+        return F.relu(self.norm(self.conv(x, lanes), lanes))
 
-    yield
-    del CATALOGUE["cnn", NAME]
+
+class BatchNormModule(nn.Module):
+    """The same in ordinary torch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)))
+
+
+@pytest.fixture(autouse=True, params=[BatchNormSeed, BatchNormModule])
+def batch_norm_seed(request) -> Iterator[None]:
+    with registered(NAME, "cnn", request.param):
+        yield
+
+
+def norm_of(model) -> nn.Module:
+    """What holds the stacked statistics."""
+    return next(m for name, m in model.slot(SLOT).banks[NAME].named_modules() if name.endswith("norm"))
 
 
 def grown(population: int, rows: dict[int, int], stage: SeedStage, incubation: Incubation):
@@ -69,7 +86,7 @@ def test_batch_norm_in_a_seed_is_the_same_in_any_population(stage, incubation, n
     expected, actual = row_tensors(single, single_optimizer, 0), row_tensors(model, optimizer, ROW)
     assert distance(expected, actual) < 1e-9
     for name, at_birth in (("running_mean", 0.0), ("running_var", 1.0)):
-        statistic = actual[f"{SLOT}.{NAME}.norm.{name}"]
+        statistic = next(t for key, t in actual.items() if key.startswith(SLOT) and key.endswith(name))
         assert (statistic - at_birth).abs().max() > 0.01, "statistics were recorded"
     x, _ = network_batch(model, 7)
     assert (NetworkRow(model, ROW)(x) - NetworkRow(single)(x)).abs().max() < 1e-9
@@ -77,7 +94,7 @@ def test_batch_norm_in_a_seed_is_the_same_in_any_population(stage, incubation, n
 
 def test_statistics_of_other_rows_stay() -> None:
     model, _ = grown(16, {0: 0, 3: 3}, SeedStage.HOLDING, Incubation.SHADOW)
-    norm = model.slot(SLOT).banks[NAME].norm
+    norm = norm_of(model)
     idle = [row for row in range(16) if row not in (0, 3)]
     assert (norm.running_mean[idle] == 0).all()
     assert (norm.running_mean[[0, 3]] != 0).all()
@@ -85,7 +102,7 @@ def test_statistics_of_other_rows_stay() -> None:
 
 def test_a_freed_row_keeps_no_buffers_and_a_new_seed_starts_afresh() -> None:
     model, _ = grown(8, {0: 0, 3: 3}, SeedStage.HOLDING, Incubation.SHADOW)
-    norm = model.slot(SLOT).banks[NAME].norm
+    norm = norm_of(model)
     model.prune(SLOT, row=3)
     assert (norm.running_mean[3] == 0).all()
     assert (norm.running_var[3] == 0).all()

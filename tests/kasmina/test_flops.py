@@ -22,7 +22,6 @@ from esper.kasmina import (
     NetworkRow,
     all_coalitions,
     blended_slots,
-    blueprint_names,
     evaluate_coalitions,
 )
 from esper.leyline import AlphaAlgorithm, Incubation, SeedStage, SeedStateReport
@@ -153,10 +152,6 @@ STAGES = (
 PLACES = {name: (LINE | HOSTS)[name](1).execution_order() for name in LINE | HOSTS}
 
 
-def kind_of(host: str) -> str:
-    return "cnn" if host == "line" else host
-
-
 @cache
 def meter_of(host: str, incubation: Incubation) -> FlopMeter:
     return FlopMeter(make(host, incubation=incubation))
@@ -208,7 +203,7 @@ def check(host: str, model: MorphogeneticModel) -> None:
     assert abs(metered - real) <= TOLERANCE * real, f"{metered:,} metered, {real:,} counted"
 
 
-BLUEPRINTS = [(host, name) for host in LINE | HOSTS for name in blueprint_names(kind_of(host))]
+BLUEPRINTS = [(host, name) for host in LINE | HOSTS for name in ("noop", *blueprints(host))]
 
 
 @pytest.mark.usefixtures("ungrouped")
@@ -244,7 +239,7 @@ def test_validation_costs_what_torch_counts(host):
     model = make(host)
     chance = random.Random(8)
     for slot in PLACES[host]:
-        bring(model, slot, chance.choice(blueprint_names(kind_of(host))), SeedStage.HOLDING)
+        bring(model, slot, chance.choice(["noop", *blueprints(host)]), SeedStage.HOLDING)
     x, _ = batch_of(model)
     model.eval()
     with torch.no_grad():

@@ -436,6 +436,8 @@ def test_a_line_host_is_a_square_one_without_the_taps_that_see_only_padding():
 def test_no_kernel_of_a_seed_in_a_line_host_is_higher_than_1(name):
     widths = {}
     for host in ("line", "cnn"):
+        if name not in blueprints(host):
+            continue
         model = make(host, 8)
         bring(model, "r1c0", name, SeedStage.HOLDING, stir=0.1)
         convolutions = [m for m in model.slot("r1c0").banks[name].modules() if isinstance(m, Conv2d)]
@@ -445,7 +447,7 @@ def test_no_kernel_of_a_seed_in_a_line_host_is_higher_than_1(name):
             x, _ = network_batch(model, 1)
             plain = export_row(model, 0)
             assert torch.allclose(plain(x), model.eval()(x.repeat(1, 8, 1, 1))[0], atol=1e-6)
-    assert widths["line"] == widths["cnn"]
+    assert widths["line"] == widths.get("cnn", [5]), "conv_1d has no square twin"
 
 
 # -- specs and bad input -------------------------------------------------------------------------------------

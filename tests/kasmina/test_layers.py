@@ -549,28 +549,6 @@ def test_take(layout, index):
 
 
 @layouts
-@given(data=st.data())
-def test_put(layout, data):
-    x, pieces = activations(layout.image, 8)
-    before = x.clone()
-    index = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True))
-    cut = data.draw(st.integers(0, len(index) - 1))
-    groups = [part for part in (index[:cut], index[cut:]) if part]
-    # Each group carries two lanes of padding that must not count.
-    put = []
-    for group in groups:
-        fused, _ = activations(layout.image, len(group) + 2)
-        put.append((fused * 10, len(group) + 2, len(group)))
-    out = lanes_of(layout.image, layout.put(x, 8, torch.tensor(index), put), 8)
-    for group in groups:
-        for k, lane in enumerate(group):
-            assert torch.equal(out[lane], activations(layout.image, len(group) + 2)[1][k] * 10)
-    for lane in set(range(8)) - set(index):
-        assert torch.equal(out[lane], pieces[lane])
-    assert torch.equal(x, before), "the input itself is left alone"
-
-
-@layouts
 def test_per_lane(layout):
     x, pieces = activations(layout.image, 8)
     values = torch.arange(8.0, dtype=torch.float64)

@@ -54,4 +54,5 @@ def test_record_contribution() -> None:
     assert seed.metrics.contribution_velocity == pytest.approx(1.1, abs=1e-12)
     seed.record_contribution(2.0)  # 0.7 · 1.1 + 0.3 · 0
     assert seed.metrics.contribution_velocity == pytest.approx(0.77, abs=1e-12)
+    assert seed.metrics.first_contribution == 1.0
     assert (seed.metrics.epochs_total, seed.metrics.epochs_in_stage) == (0, 0)

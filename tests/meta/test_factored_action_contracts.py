@@ -10,27 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper import leyline
-from esper.leyline import AlphaAlgorithm, AlphaCurve, AlphaMode, BlueprintAction, FactoredAction
+from esper.leyline import AlphaAlgorithm, AlphaCurve, AlphaMode, BlueprintError, FactoredAction
 
 HEADS = {
     "slot": None,
-    "blueprint": [
-        "NOOP",
-        "CONV_LIGHT",
-        "ATTENTION",
-        "NORM",
-        "DEPTHWISE",
-        "BOTTLENECK",
-        "CONV_SMALL",
-        "CONV_HEAVY",
-        "LORA",
-        "LORA_LARGE",
-        "MLP_SMALL",
-        "MLP",
-        "FLEX_ATTENTION",
-        "RESIDUAL",
-        "TRANSFORMER_BLOCK",
-    ],
+    "blueprint": None,
     "style": ["LINEAR_ADD", "LINEAR_MULTIPLY", "SIGMOID_ADD", "GATED_GATE"],
     "tempo": ["FAST", "STANDARD", "SLOW", "INSTANT"],
     "alpha_target": ["HALF", "SEVENTY", "FULL"],
@@ -38,6 +22,24 @@ HEADS = {
     "alpha_curve": ["LINEAR", "COSINE", "SIGMOID_GENTLE", "SIGMOID", "SIGMOID_SHARP"],
     "op": ["WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE"],
 }
+BLUEPRINTS = (
+    "noop",
+    "conv_light",
+    "attention",
+    "norm",
+    "depthwise",
+    "bottleneck",
+    "conv_small",
+    "conv_heavy",
+    "lora",
+    "lora_large",
+    "mlp_small",
+    "mlp",
+    "flex_attention",
+    "residual",
+    "transformer_block",
+    "conv_1d",
+)
 RELEVANT_HEADS = {
     "WAIT": {"op"},
     "GERMINATE": {"op", "slot", "blueprint", "style", "tempo"},
@@ -46,7 +48,7 @@ RELEVANT_HEADS = {
     "FOSSILIZE": {"op", "slot"},
     "ADVANCE": {"op", "slot"},
 }
-SIZES_WITH_THREE_SLOTS = (3, 15, 4, 4, 3, 4, 5, 6)
+SIZES_WITH_THREE_SLOTS = (3, 16, 4, 4, 3, 4, 5, 6)
 indices = st.tuples(*(st.integers(0, size - 1) for size in SIZES_WITH_THREE_SLOTS))
 
 
@@ -63,7 +65,7 @@ def test_head_order_and_sizes() -> None:
     )
     assert leyline.NUM_HEADS == 8
     assert leyline.head_sizes(3) == SIZES_WITH_THREE_SLOTS
-    assert leyline.head_sizes(50) == (50, 15, 4, 4, 3, 4, 5, 6)
+    assert leyline.head_sizes(50) == (50, 16, 4, 4, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -131,7 +133,6 @@ def test_lookup_tables() -> None:
     ("table", "head"),
     [
         ("OP_NAMES", "op"),
-        ("BLUEPRINT_IDS", "blueprint"),
         ("STYLE_BLEND_IDS", "style"),
         ("STYLE_ALPHA_ALGORITHMS", "style"),
         ("STYLE_CURVES", "style"),
@@ -160,54 +161,32 @@ def test_alpha_enums(enum: type, values: dict[str, int]) -> None:
     assert {member.name: member.value for member in enum} == values
 
 
-def test_blueprint_ids() -> None:
-    assert leyline.BLUEPRINT_IDS == (
-        "noop",
-        "conv_light",
-        "attention",
-        "norm",
-        "depthwise",
-        "bottleneck",
-        "conv_small",
-        "conv_heavy",
-        "lora",
-        "lora_large",
-        "mlp_small",
-        "mlp",
-        "flex_attention",
-        "residual",
-        "transformer_block",
-    )
-    assert leyline.BLUEPRINT_ID_TO_INDEX["transformer_block"] == 14
-    assert [leyline.BLUEPRINT_ID_TO_INDEX[name] for name in leyline.BLUEPRINT_IDS] == list(range(15))
-    with pytest.raises(TypeError):
-        leyline.BLUEPRINT_ID_TO_INDEX["noop"] = 1  # type: ignore[index]
+def test_blueprints_that_ship_keep_their_indices() -> None:
+    assert leyline.blueprint_ids() == BLUEPRINTS
+    assert [leyline.blueprint_index(name) for name in BLUEPRINTS] == list(range(16))
+    assert [leyline.blueprint_id(index) for index in range(16)] == list(BLUEPRINTS)
+    assert leyline.NOOP == 0
 
 
-@pytest.mark.parametrize(
-    ("topology", "blueprints"),
-    [
-        ("cnn", "NOOP NORM ATTENTION CONV_LIGHT DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY RESIDUAL"),
-        ("transformer", "NOOP NORM ATTENTION LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION TRANSFORMER_BLOCK"),
-        ("mlp", "NOOP NORM LORA LORA_LARGE MLP_SMALL MLP"),
-    ],
-)
-def test_blueprints_of_a_topology(topology: leyline.Topology, blueprints: str) -> None:
-    assert leyline.BLUEPRINTS_BY_TOPOLOGY[topology] == {BlueprintAction[name] for name in blueprints.split()}
+def test_a_declared_blueprint_keeps_its_index() -> None:
+    assert leyline.declare_blueprint("norm") == 3
+    assert leyline.blueprint_ids() == BLUEPRINTS
 
 
-def test_topologies() -> None:
-    assert set(leyline.BLUEPRINTS_BY_TOPOLOGY) == {"cnn", "transformer", "mlp"}
-
-
-def test_every_blueprint_belongs_to_a_topology() -> None:
-    assert frozenset().union(*leyline.BLUEPRINTS_BY_TOPOLOGY.values()) == set(BlueprintAction)
+def test_unknown_blueprints_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(
+        BlueprintError, match=r"'conv_ligth' is unknown \(did you mean conv_light\?\); allowed"
+    ):
+        leyline.blueprint_index("conv_ligth")
+    for index in (-1, 16):
+        with pytest.raises(BlueprintError, match=f"index {index} is out of range; allowed: 0 to 15"):
+            leyline.blueprint_id(index)
 
 
 def test_irrelevant_values() -> None:
     assert tuple(int(v) for v in leyline.IRRELEVANT_VALUES) == (0, 0, 2, 3, 2, 0, 0, 0)
-    for value, enum in zip(leyline.IRRELEVANT_VALUES[1:], leyline.HEAD_ENUMS[1:], strict=True):
-        assert type(value) is enum
+    for value, enum in zip(leyline.IRRELEVANT_VALUES, leyline.HEAD_ENUMS, strict=True):
+        assert type(value) is (enum or int)
 
 
 def test_wait_holds_the_irrelevant_values() -> None:
@@ -226,7 +205,8 @@ def test_round_trip(values: tuple[int, ...]) -> None:
 def test_fields_are_in_head_order_and_typed(values: tuple[int, ...]) -> None:
     action = FactoredAction.from_indices(*values)
     assert [f.name for f in fields(action)] == ["slot_idx", *list(HEADS)[1:]]
-    for head, names, value in zip(list(HEADS)[1:], list(HEADS.values())[1:], values[1:], strict=True):
+    assert (action.slot_idx, action.blueprint) == values[:2]
+    for head, names, value in zip(list(HEADS)[2:], list(HEADS.values())[2:], values[2:], strict=True):
         assert getattr(action, head).name == names[value]
 
 

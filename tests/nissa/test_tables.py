@@ -35,6 +35,8 @@ VALUES = {
     FieldKind.NUMBERS: st.dictionaries(texts, st.floats(), max_size=3),
     FieldKind.COUNTS: st.dictionaries(texts, st.integers(0, 9), max_size=3),
     FieldKind.FLAGS: st.dictionaries(texts, st.booleans(), max_size=3),
+    FieldKind.LABELS: st.dictionaries(texts, texts, max_size=3),
+    FieldKind.VECTOR: st.lists(st.floats(width=32), max_size=3),
 }
 
 
@@ -74,6 +76,8 @@ def equal(sent: Any, found: Any) -> bool:
         return len(sent) == len(found) and all(
             a == k and same(b, v) for (a, b), (k, v) in zip(sent.items(), found, strict=True)
         )
+    if isinstance(sent, list):
+        return len(sent) == len(found) and all(map(same, sent, found))
     return same(sent, found)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.proof import play
-from esper.proof.cohorts import oracle, priced, widened, with_fossils
+from esper.proof.cohorts import at_equal_flops, oracle, priced, widened, with_fossils
 from esper.proof.episodes import Fossil
 from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env, populations
@@ -64,6 +64,36 @@ def test_their_size_is_priced_and_nothing_is_wasted():
     assert end.objective == pytest.approx(end.committed_accuracy / 100 - price, abs=1e-12)
     assert final[0].fossils == (LIGHT,)
     assert final[0].flops > static[0].flops
+
+
+@pytest.mark.parametrize("steps", [0.3, 2.0, 6.5, 11.0, 12.2, 16.0, 99.0])
+def test_equal_flops_are_met_to_the_step(steps):
+    """Against a count of single steps. The episode has 8 epochs of 2 steps."""
+    task = parse_task(IMPAIRED)
+    fossils = {0: [LIGHT], 1: [LIGHT]}
+    (whole, _) = play(task, still, root_seed=HELD_OUT, networks=range(2), plant=with_fossils(fossils))
+    step = whole.flops / 16
+    shorter, last_steps = at_equal_flops(task, fossils.values(), steps * step)
+    played = play(
+        shorter,
+        still,
+        root_seed=HELD_OUT,
+        networks=range(2),
+        plant=with_fossils(fossils),
+        last_steps=last_steps,
+    )
+    assert {p.flops for p in played} == {min(math.ceil(steps), 16) * step}
+
+
+def test_a_last_epoch_may_end_early():
+    task = parse_task(SHIFT)
+    whole, same, shorter = (
+        play(task, still, root_seed=HELD_OUT, networks=range(8), last_steps=last_steps)
+        for last_steps in (None, 2, 1)
+    )
+    assert whole == same
+    assert all(a.flops * 15 == b.flops * 16 for a, b in zip(whole, shorter, strict=True))
+    assert [p.test_accuracy for p in whole] != [p.test_accuracy for p in shorter]
 
 
 # -- equal size ----------------------------------------------------------------------------------------------

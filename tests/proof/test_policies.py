@@ -81,7 +81,7 @@ def decisions(**options):
             task,
             lambda envs: Acting(policy(), envs, 8, root_seed=root, **options),
             root_seed=HELD_OUT,
-            networks=range(4),
+            networks=range(8),
         )
     ]
 

@@ -232,7 +232,7 @@ def test_learning_rate_falls_along_a_cosine() -> None:
         ({"gates": None}, EsperError, "gates is None, must be a GateConfig"),
         ({"objective": 0.1}, EsperError, "objective is 0.1, must be a ObjectiveConfig"),
         ({"blueprints": ()}, BlueprintError, r"blueprints are \(\)"),
-        ({"blueprints": ("noop",)}, BlueprintError, "one or more of attention, bottleneck, conv_heavy"),
+        ({"blueprints": ("noop",)}, BlueprintError, "one or more of attention, bottleneck, conv_1d"),
         ({"blueprints": ("lora",)}, BlueprintError, "lora"),
         ({"blueprints": ("norm", "norm")}, BlueprintError, "each once"),
         ({"conditions": 0.5}, EsperError, "conditions is 0.5"),

@@ -17,6 +17,7 @@ from esper.leyline import (
     SeedStage,
     SlotConfig,
     SlotIdError,
+    head_sizes,
 )
 from esper.simic.agent.normalization import RunningMeanStd
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -116,13 +117,14 @@ ENVS, STEPS = 4, 3
 
 def agent_with_rollout(bf16: bool = False) -> PPOAgent:
     torch.manual_seed(0)
-    policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8))
+    policy = RecurrentPolicy(TamiyoNetwork(2, 2, 2, hidden=16, slot_hidden=8))
     agent = PPOAgent(
         policy,
         PPOConfig(epochs=2, minibatches=2, bf16=bf16),
         num_envs=ENVS,
         num_steps=STEPS,
         num_slots=1,
+        num_blueprints=head_sizes(1)[1],
         seed=0,
     )
     play_rollout(agent)

@@ -11,7 +11,6 @@ import pytest
 
 from env_helpers import make_env, run_episode, small_task
 from esper.leyline import (
-    BlueprintAction,
     FactoredAction,
     GateConfig,
     LifecycleOp,
@@ -98,7 +97,7 @@ def greedy(seen, rng: np.random.Generator) -> list[list[int]]:
                     tempos = np.flatnonzero(seen.masks.tempo[i].numpy())
                     action = replace(
                         action,
-                        blueprint=BlueprintAction(rng.choice(blueprints)),
+                        blueprint=int(rng.choice(blueprints)),
                         tempo=TempoAction(rng.choice(tempos)),
                     )
                 break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,19 +12,20 @@ from esper.tamiyo.network import PARAMETER_BLOCKS, TamiyoNetwork, pool_slots
 
 torch.set_num_threads(1)
 
-BASE, SLOT = 7, 5
+BASE, SLOT, QUOTE = 7, 5, 3
 
 
 def make(seed: int = 0, **sizes: int) -> TamiyoNetwork:
     torch.manual_seed(seed)
-    return TamiyoNetwork(BASE, SLOT, **{"hidden": 32, "slot_hidden": 16, **sizes})
+    return TamiyoNetwork(BASE, SLOT, QUOTE, **{"hidden": 32, "slot_hidden": 16, **sizes})
 
 
-def observe(envs: int, steps: int, slots: int, seed: int = 1) -> PolicyObservation:
+def observe(envs: int, steps: int, slots: int, seed: int = 1, blueprints: int = 6) -> PolicyObservation:
     g = torch.Generator().manual_seed(seed)
     return PolicyObservation(
         torch.randn(envs, steps, BASE, generator=g),
         torch.randn(envs, steps, slots, SLOT, generator=g),
+        torch.randn(envs, steps, slots, blueprints, QUOTE, generator=g),
         torch.randint(-1, 15, (envs, steps, slots), generator=g),
     )
 
@@ -32,7 +35,7 @@ def no_reset(envs: int, steps: int) -> torch.Tensor:
 
 
 def test_default_size_is_about_a_third_of_a_million() -> None:
-    network = TamiyoNetwork(base_dim=40, slot_dim=50)
+    network = TamiyoNetwork(base_dim=60, slot_dim=70, quote_dim=10)
     assert 200_000 < sum(p.numel() for p in network.parameters()) < 350_000
 
 
@@ -48,7 +51,9 @@ def test_one_set_of_weights_serves_any_number_of_slots(slots: int) -> None:
 def test_reordering_the_slots_reorders_their_scores_and_nothing_else() -> None:
     network, obs = make(), observe(2, 3, 4)
     order = torch.tensor([2, 0, 3, 1])
-    shuffled = PolicyObservation(obs.base, obs.slots[:, :, order], obs.blueprints[:, :, order])
+    shuffled = PolicyObservation(
+        obs.base, obs.slots[:, :, order], obs.quotes[:, :, order], obs.blueprints[:, :, order]
+    )
     a, _ = network(obs, network.initial_hidden(2), no_reset(2, 3))
     b, _ = network(shuffled, network.initial_hidden(2), no_reset(2, 3))
     torch.testing.assert_close(network.slot_logits(a)[..., order], network.slot_logits(b), atol=1e-6, rtol=0)
@@ -64,6 +69,7 @@ def test_slots_that_do_not_exist_change_no_bit(slots: int, filled: int) -> None:
     padded = PolicyObservation(
         obs.base,
         torch.nn.functional.pad(obs.slots, (0, 0, 0, more)),
+        torch.nn.functional.pad(obs.quotes, (0, 0, 0, 0, 0, more)),
         torch.nn.functional.pad(obs.blueprints, (0, more), value=-1),
         torch.nn.functional.pad(obs.exists, (0, more)),
     )
@@ -98,7 +104,7 @@ def test_every_family_has_a_value_of_its_own_and_a_new_one_the_mean_of_all() -> 
 
     def values(index: int) -> torch.Tensor:
         family = torch.full((4, 2), index)
-        seen = PolicyObservation(obs.base, obs.slots, obs.blueprints, obs.exists, family)
+        seen = replace(obs, family=family)
         features, _ = network(seen, network.initial_hidden(4), no_reset(4, 2))
         return network.denormalize(network.normalized_value(features), family)
 
@@ -139,6 +145,7 @@ def test_starts_near_uniform_and_with_memories_of_every_length() -> None:
         network.op_logits(features),
         network.slot_logits(features),
         network.parameter_logits(features.context, features.slots[..., 0, :]),
+        network.blueprint_logits(features.context, features.slots[..., 0, :], features.quotes[..., 0, :, :]),
     ):
         assert logits.abs().max() < 0.15
     forget = network.lstm.bias_ih_l0[64:128].sigmoid()
@@ -147,23 +154,50 @@ def test_starts_near_uniform_and_with_memories_of_every_length() -> None:
     assert lifetimes.max() > 60
 
 
-def test_an_empty_slot_has_its_own_trainable_embedding() -> None:
-    network, obs = make(), observe(1, 1, 1)
-    context = []
-    for blueprint in (-1, 0):
-        blueprints = torch.full((1, 1, 1), blueprint)
-        features, _ = network(
-            PolicyObservation(obs.base, obs.slots, blueprints), network.initial_hidden(1), no_reset(1, 1)
-        )
-        context.append(features.context)
-    assert not torch.allclose(*context)
-    context[0][
-        ..., 0
-    ].sum().backward()  # of all channels the sum is constant: the context is a sum of layer norms
-    gradient = network.blueprint_embedding.weight.grad
-    assert gradient is not None
-    assert gradient[15].abs().sum() > 0
-    assert gradient[:15].abs().sum() == 0
+def scores(network: TamiyoNetwork, obs: PolicyObservation) -> torch.Tensor:
+    """[E, T, S, B] of every blueprint in every slot."""
+    context, slots, quotes = network(obs, network.initial_hidden(2), no_reset(2, 1))[0][:3]
+    return network.blueprint_logits(context.unsqueeze(-2), slots, quotes)
+
+
+def test_indices_of_blueprints_are_not_read() -> None:
+    network, obs = make(), observe(2, 1, 3)
+    others = replace(obs, blueprints=torch.full_like(obs.blueprints, 99))
+    assert torch.equal(scores(network, obs), scores(network, others))
+
+
+def test_reordering_the_blueprints_reorders_their_scores_and_nothing_else() -> None:
+    network, obs = make(), observe(2, 1, 3)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    shuffled = replace(obs, quotes=obs.quotes[..., order, :])
+    torch.testing.assert_close(scores(network, obs)[..., order], scores(network, shuffled), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("blueprints", [1, 6, 40])
+def test_one_set_of_weights_serves_any_number_of_blueprints(blueprints: int) -> None:
+    assert scores(make(), observe(2, 1, 3, blueprints=blueprints)).shape == (2, 1, 3, blueprints)
+
+
+def test_what_is_not_offered_changes_nothing() -> None:
+    """A registered blueprint that is not offered has a quote of zeros: an op, a slot or the score of another
+    blueprint must not depend on it."""
+    network, obs = make(), observe(2, 1, 3)
+    more = replace(obs, quotes=torch.cat([obs.quotes, torch.zeros(2, 1, 3, 5, QUOTE)], -2))
+    few, many = (network(o, network.initial_hidden(2), no_reset(2, 1))[0] for o in (obs, more))
+    torch.testing.assert_close(few.context, many.context, atol=1e-6, rtol=0)
+    torch.testing.assert_close(few.slots, many.slots, atol=1e-6, rtol=0)
+    torch.testing.assert_close(scores(network, obs), scores(network, more)[..., :6], atol=1e-6, rtol=0)
+
+
+def test_a_quote_matters_to_its_slot_and_to_the_op() -> None:
+    network, obs = make(), observe(2, 1, 3)
+    dearer = obs.quotes.clone()
+    dearer[:, :, 1, 2] += 1.0
+    other = replace(obs, quotes=dearer)
+    a, b = (network(o, network.initial_hidden(2), no_reset(2, 1))[0] for o in (obs, other))
+    assert not torch.allclose(a.slots[:, :, 1], b.slots[:, :, 1])
+    assert torch.equal(a.slots[:, :, 0], b.slots[:, :, 0])
+    assert not torch.allclose(network.op_logits(a), network.op_logits(b))
 
 
 def test_value_gradient_reaches_the_memory() -> None:
@@ -175,7 +209,7 @@ def test_value_gradient_reaches_the_memory() -> None:
 
 def test_every_relevant_parameter_has_logits_of_its_own() -> None:
     pairs = {(block.op, block.head) for block in PARAMETER_BLOCKS}
-    parameters = [h for h, name in enumerate(HEAD_NAMES) if name not in ("slot", "op")]
+    parameters = [h for h, name in enumerate(HEAD_NAMES) if name not in ("slot", "blueprint", "op")]
     expected = {(op, h) for op in range(6) for h in parameters if RELEVANCE[op][h]}
     assert pairs == expected
     assert len(pairs) == len(PARAMETER_BLOCKS)
@@ -185,13 +219,19 @@ def test_wrong_feature_sizes_are_named() -> None:
     network, obs = make(), observe(1, 1, 2)
     with pytest.raises(ShapeError, match=r"base has 8 features; the network reads 7"):
         network(
-            PolicyObservation(torch.zeros(1, 1, 8), obs.slots, obs.blueprints),
+            replace(obs, base=torch.zeros(1, 1, 8)),
             network.initial_hidden(1),
             no_reset(1, 1),
         )
     with pytest.raises(ShapeError, match=r"slots has 9 features; the network reads 5"):
         network(
-            PolicyObservation(obs.base, torch.zeros(1, 1, 2, 9), obs.blueprints),
+            replace(obs, slots=torch.zeros(1, 1, 2, 9)),
+            network.initial_hidden(1),
+            no_reset(1, 1),
+        )
+    with pytest.raises(ShapeError, match=r"quotes has 4 features; the network reads 3"):
+        network(
+            replace(obs, quotes=torch.zeros(1, 1, 2, 6, 4)),
             network.initial_hidden(1),
             no_reset(1, 1),
         )
@@ -199,14 +239,16 @@ def test_wrong_feature_sizes_are_named() -> None:
 
 def test_masked_inputs_and_memory_do_not_change_the_output() -> None:
     network, obs = make(), observe(3, 2, 4)
-    network.mask_inputs([1], [0, 2], memory=False)
-    changed = PolicyObservation(obs.base.clone(), obs.slots.clone(), obs.blueprints)
+    network.mask_inputs([1], [0, 2], [1], memory=False)
+    changed = replace(obs, base=obs.base.clone(), slots=obs.slots.clone(), quotes=obs.quotes.clone())
     changed.base[..., 1] += 5.0
     changed.slots[..., [0, 2]] -= 7.0
+    changed.quotes[..., 1] += 3.0
     loud = tuple(torch.randn(3, network.architecture["hidden"]) for _ in range(2))
     seen, _ = network(obs, network.initial_hidden(3), no_reset(3, 2))
     unseen, _ = network(changed, loud, no_reset(3, 2))
     assert torch.equal(seen.context, unseen.context)
+    assert torch.equal(seen.quotes, unseen.quotes)
     changed.base[..., 0] += 5.0
     assert not torch.equal(seen.context, network(changed, loud, no_reset(3, 2))[0].context)
     whole, _ = make()(obs, network.initial_hidden(3), no_reset(3, 2))

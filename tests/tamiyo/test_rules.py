@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -16,8 +15,11 @@ from esper.leyline import (
     EsperError,
     PolicyObservation,
     TempoAction,
+    blueprint_id,
+    blueprint_ids,
 )
-from esper.tamiyo.features import BASE, BASE_DIM, SLOT, SLOT_DIM, first_columns
+from esper.tamiyo.columns import first_columns
+from esper.tamiyo.features import BASE, BASE_DIM, QUOTE_DIM, SLOT, SLOT_DIM
 from esper.tamiyo.masks import SlotStates, blueprint_mask, compute_action_masks
 from esper.tamiyo.rules import GrowthRule, Periodic, Plateau
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD
@@ -25,12 +27,13 @@ from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD
 COLUMN = first_columns(BASE)
 
 
-def observed(progress: float = 0.0, plateau: int = 0) -> PolicyObservation:
+def observed(progress: float = 0.0, plateau: int = 0, epoch: int = 1) -> PolicyObservation:
     base = torch.zeros(1, BASE_DIM)
-    base[0, COLUMN["progress"]], base[0, COLUMN["plateau"]] = progress, plateau / 10
+    base[0, COLUMN["progress"]], base[0, COLUMN["plateau_so_far"]] = progress, plateau / epoch
     slots = torch.zeros(1, 3, SLOT_DIM)
     slots[0, :, first_columns(SLOT)["depth"]] = torch.tensor([0.0, 1.0, 0.5])
-    return PolicyObservation(base, slots, torch.full((1, 3), -1))
+    quotes = torch.zeros(1, 3, len(blueprint_ids()), QUOTE_DIM)
+    return PolicyObservation(base, slots, quotes, torch.full((1, 3), -1))
 
 
 def masks(*legal: tuple[int, int], blueprints: tuple[str, ...] = ("norm", "depthwise")) -> ActionMasks:
@@ -69,18 +72,19 @@ def test_periodic_waits_where_the_horizon_is_unknown() -> None:
 def test_the_last_free_slot_and_the_first_offered_blueprint_are_taken() -> None:
     action = acts(Periodic(1), observed(0.5))
     assert action[SLOT_HEAD] == 1
-    assert BLUEPRINT_IDS[action[BLUEPRINT_HEAD]] == "depthwise"
+    assert blueprint_id(action[BLUEPRINT_HEAD]) == "depthwise"
 
 
 def test_plateau_waits_for_patience_before_and_after_each_seed() -> None:
     policy = Plateau(1, patience=2, max_seeds=2)
-    ops = [acts(policy, observed(plateau=epoch))[OP_HEAD] for epoch in range(8)]
+    ops = [acts(policy, observed(plateau=epoch, epoch=epoch + 1))[OP_HEAD] for epoch in range(8)]
     assert [i for i, op in enumerate(ops) if op == OP_GERMINATE] == [2, 4]
 
 
 def test_a_gain_ends_the_plateau() -> None:
     policy = Plateau(1, patience=2)
-    assert {acts(policy, observed(plateau=n))[OP_HEAD] for n in (0, 1, 0, 1, 0, 1)} == {OP_WAIT}
+    seen = [observed(plateau=n, epoch=epoch) for epoch, n in enumerate((0, 1, 0, 1, 0, 1), 1)]
+    assert {acts(policy, obs)[OP_HEAD] for obs in seen} == {OP_WAIT}
 
 
 @pytest.mark.parametrize("policy", [Periodic(1), Plateau(1)])
@@ -96,16 +100,18 @@ def test_seeds_become_permanent_and_advance_as_gates_open(policy: GrowthRule) ->
 def test_a_rule_goes_on_where_it_stopped(make) -> None:
     whole, stopped = make(), make()
     for epoch in range(4):
-        assert acts(whole, observed(epoch / 8, epoch)) == acts(stopped, observed(epoch / 8, epoch))
+        obs = observed(epoch / 8, epoch, epoch + 1)
+        assert acts(whole, obs) == acts(stopped, obs)
     resumed = make()
     resumed.load_state(stopped.state())
     for epoch in range(4, 9):
-        assert acts(whole, observed(epoch / 8, epoch)) == acts(resumed, observed(epoch / 8, epoch))
+        obs = observed(epoch / 8, epoch, epoch + 1)
+        assert acts(whole, obs) == acts(resumed, obs)
 
 
 def test_bad_settings_and_other_numbers_of_envs_are_refused() -> None:
     for make, words in (
-        (lambda: Plateau(1, patience=11), "patience is 11, must be 10 or less"),
+        (lambda: Plateau(1, patience=0), "patience is 0"),
         (lambda: Periodic(1, parts=1), "parts is 1"),
         (lambda: Plateau(1, blueprints=["noop"]), "cannot be offered"),
         (lambda: acts(Plateau(2), observed()), "1 envs, this policy was made for 2"),

@@ -8,13 +8,13 @@ import torch
 
 from env_helpers import make_env, small_task
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     HEAD_NAMES,
     IRRELEVANT_VALUES,
     OP_GERMINATE,
     RELEVANCE,
     BlueprintError,
     EsperError,
+    blueprint_index,
 )
 from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid
 
@@ -58,7 +58,7 @@ def test_random_is_legal_varied_and_independent_of_the_number_of_envs() -> None:
 def test_a_schedule_is_kept_one_action_at_a_time() -> None:
     env, actions = play(FixedSchedule([SCHEDULE] * 3), 3, epochs=16)
     planted = [(t + 1, int(a[0]), int(a[1])) for t, a in enumerate(actions[1]) if a[-1] == OP_GERMINATE]
-    light, small = BLUEPRINT_ID_TO_INDEX["conv_light"], BLUEPRINT_ID_TO_INDEX["conv_small"]
+    light, small = blueprint_index("conv_light"), blueprint_index("conv_small")
     # Two are due in epoch 2: the second waits an epoch, the third keeps its own.
     assert planted == [(2, 0, light), (3, 1, light), (4, 2, small)]
     assert all(o.fossilized == 3 for o in env.ledger.outcomes)

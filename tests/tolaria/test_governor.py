@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from esper.kasmina import GovernedRow, MorphogeneticModel, NetworkRow, PopulationOptimizer, snapshot_row
 from esper.leyline import (
+    NOOP,
     AlphaMode,
-    BlueprintAction,
     EsperError,
     FactoredAction,
     LifecycleKind,
@@ -29,6 +29,8 @@ from esper.leyline import (
     SlotConfig,
     StructureError,
     TempoAction,
+    blueprint_ids,
+    blueprint_index,
 )
 from esper.tolaria import GovernorConfig, TolariaGovernor, Veto, preflight
 from helpers import bring, differing, make, measure, population_batch, row_tensors, stage_of, train_step
@@ -304,10 +306,10 @@ def test_a_real_network_survives_nan_at_any_epoch(epoch: int) -> None:
 # -- preflight -----------------------------------------------------------------------------------------------
 
 SLOTS = SlotConfig(("r0c0", "r0c1", "r0c2"))
-OFFERED = (BlueprintAction.NORM, BlueprintAction.CONV_LIGHT)
+OFFERED = (blueprint_index("norm"), blueprint_index("conv_light"))
 
 
-def act(op: LifecycleOp, slot: int = 0, blueprint: BlueprintAction = BlueprintAction.NORM) -> FactoredAction:
+def act(op: LifecycleOp, slot: int = 0, blueprint: int = blueprint_index("norm")) -> FactoredAction:
     return dataclasses.replace(FactoredAction.wait(), op=op, slot_idx=slot, blueprint=blueprint)
 
 
@@ -348,9 +350,9 @@ def test_germination() -> None:
         is Veto.SLOT_OCCUPIED
     )
     assert judge(model, act(LifecycleOp.GERMINATE, 3)) is Veto.SLOT_UNKNOWN
-    assert judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.LORA)) is Veto.BLUEPRINT_UNKNOWN
+    assert judge(model, act(LifecycleOp.GERMINATE, 2, blueprint_index("lora"))) is Veto.BLUEPRINT_UNKNOWN
     assert (
-        judge(model, act(LifecycleOp.GERMINATE, 2, BlueprintAction.NOOP), blueprints=tuple(BlueprintAction))
+        judge(model, act(LifecycleOp.GERMINATE, 2, NOOP), blueprints=range(len(blueprint_ids())))
         is Veto.BLUEPRINT_UNKNOWN
     )
     model.prune("r0c1")

@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from esper.grower import decide, distributed, saving
 from esper.grower.body import Body
+from esper.grower.facts import model_facts
 from esper.grower.grower import METRICS, Grower, StepResult
 from esper.grower.places import ESPER, Place, SlotAt, find_places, run_example, undisturbed
 from esper.grower.record import Recorder
@@ -62,12 +63,15 @@ def attach(
     check_number("attach", "seed", seed, integer=True)
     if evaluate is not None and not callable(evaluate):
         raise EsperError(f"attach: evaluate is {evaluate!r}, must be a function that returns the metric")
-    places, before = find_places(model, slots, example)
-    body = _insert(model, places, evaluate is not None, policy is not None and evaluate is None)
+    places, positions, before = find_places(model, slots, example)
+    body = _insert(model, places, positions, evaluate is not None, policy is not None and evaluate is None)
     try:
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
         decider = decide.make_policy(policy, body, epochs)
+        facts = None
+        if decider is not None:
+            facts = model_facts(model, body, example, classes=classes, val_samples=None)
     except Exception:
         detach(model)
         raise
@@ -80,6 +84,7 @@ def attach(
             policy=_described(policy),
             epochs=epochs,
             classes=classes,
+            blueprints=offered,
             seed=seed,
         )
     return Grower(
@@ -87,6 +92,7 @@ def attach(
         body,
         policy=decider,
         rules=decide.make_rules(body, offered, epochs, seed),
+        facts=facts,
         epochs=epochs,
         metric=metric,
         evaluate=evaluate,
@@ -112,7 +118,8 @@ def load(model: nn.Module, path: str | Path) -> Grower:
             model.get_submodule(place.name)
         except AttributeError:
             raise EsperError(f"{path}: the model has no module {place.name!r}, which grew a seed") from None
-    body = _insert(model, content.slots, measures=False, makes_permanent=False)
+    unknown = [None] * len(content.slots)
+    body = _insert(model, content.slots, unknown, measures=False, makes_permanent=False)
     try:
         structure = {"slots": body.structure()["slots"]}
         structure |= {"seeds": content.seeds, "germinations": content.germinations}
@@ -159,8 +166,16 @@ def _unwrapped(model: Any) -> nn.Module:
     return model
 
 
-def _insert(model: nn.Module, places: Sequence[Place], measures: bool, makes_permanent: bool) -> Body:
+def _insert(
+    model: nn.Module,
+    places: Sequence[Place],
+    positions: Sequence[tuple[int, ...] | None],
+    measures: bool,
+    makes_permanent: bool,
+) -> Body:
     body = Body(model, places, measures=measures, makes_permanent=makes_permanent)
+    for slot, sizes in zip(body, positions, strict=True):
+        slot.positions = sizes
     try:
         hide_child(model)
         model.add_module(ESPER, body)

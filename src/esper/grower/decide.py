@@ -5,7 +5,6 @@ policies are trained with, and its action takes the same way through decoding an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,7 @@ from torch import Tensor
 from esper.grower.body import Body
 from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
-    BLUEPRINT_IDS,
     TEMPO_EPOCHS,
-    BlueprintAction,
     BlueprintError,
     EsperError,
     GerminationStyle,
@@ -33,11 +29,14 @@ from esper.leyline import (
     TempoAction,
     TrainingSignals,
     allowed,
+    blueprint_id,
+    blueprint_index,
     stack_reports,
 )
 from esper.simic.training.action_execution import ActionRules
-from esper.tamiyo.features import batch_obs_to_features, stack_inputs
+from esper.tamiyo.features import batch_obs_to_features
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.inputs import Setting, stack_inputs
 from esper.tamiyo.masks import ActionMasks, blueprint_mask, build_slot_states, compute_action_masks
 from esper.tamiyo.rules import Periodic, Plateau
 from esper.tamiyo.scripted import (
@@ -52,10 +51,11 @@ from esper.tamiyo.scripted import (
     as_step,
     waiting,
 )
-from esper.tamiyo.shipped import load_policy, shipped_policies
+from esper.tamiyo.shipped import load_policy, shipped_policies, tuned_thresholds
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
+    from esper.leyline.facts import HostFacts
 
 NAMED = ("heuristic", "periodic", "plateau")
 NO_HORIZON = 2**31
@@ -113,11 +113,11 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
         )
     action[SLOT_HEAD], action[OP_HEAD] = slot, int(op)
     if op is LifecycleOp.GERMINATE:
-        index = BLUEPRINT_ID_TO_INDEX.get(str(decision.blueprint))
-        if index is None or not masks.blueprint[0, index]:
-            offered = [BLUEPRINT_IDS[i] for i in masks.blueprint[0].nonzero().flatten().tolist()]
+        offered = [blueprint_id(i) for i in masks.blueprint[0].nonzero().flatten().tolist()]
+        if decision.blueprint not in offered:
             raise BlueprintError(f"decision: blueprint is {decision.blueprint!r}; {allowed(offered)}")
-        action[BLUEPRINT_HEAD], action[TEMPO_HEAD] = index, int(TempoAction.INSTANT)
+        action[BLUEPRINT_HEAD] = blueprint_index(decision.blueprint)
+        action[TEMPO_HEAD] = int(TempoAction.INSTANT)
         action[STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)
     return action
 
@@ -127,7 +127,7 @@ def make_policy(policy: PolicyLike, body: Body, epochs: int | None) -> PolicyPro
     if policy is None:
         return None
     if policy == "heuristic":
-        return Heuristic(None, 1)
+        return Heuristic(tuned_thresholds(), 1)
     if policy == "periodic":
         if epochs is None:
             raise EsperError("policy 'periodic' grows at parts of the horizon; attach with epochs=…")
@@ -163,19 +163,35 @@ def offered_blueprints(body: Body, names: Sequence[str] | None) -> tuple[str, ..
 
     By default all that act on each token alone, or on images. Those that mix tokens are causal: in a model
     that is not, they would see half of each sequence, so they have to be asked for."""
-    topologies = {slot.place.topology for slot in body}
-    known = set.intersection(*(set(blueprint_names(t)) for t in topologies)) - {"noop"}
     if names is None:
-        chosen = sorted(known if topologies == {"cnn"} else known & set(blueprint_names("mlp")))
-    else:
-        chosen = list(names)
-    for name in chosen:
-        if name not in known:
-            raise BlueprintError(f"blueprint {name!r} cannot grow in these slots; {allowed(sorted(known))}")
-        for slot in body:
-            with torch.device("meta"):
-                slot.build_bank(name, 1)  # some need a number of channels that divides well
-    return tuple(chosen)
+        images = {slot.place.topology for slot in body} == {"cnn"}
+        return tuple(name for name in growable_names(body) if images or name in blueprint_names("mlp"))
+    for name in names:
+        if any(name not in blueprint_names(slot.place.topology) or name == "noop" for slot in body):
+            raise BlueprintError(
+                f"blueprint {name!r} cannot grow in these slots; {allowed(growable_names(body))}"
+            )
+        refusal = _refusal(body, name)
+        if refusal is not None:
+            raise refusal
+    return tuple(names)
+
+
+def _refusal(body: Body, name: str) -> BlueprintError | None:
+    """Why a blueprint cannot grow in some slot: it may need other channels, or images of height 1."""
+    try:
+        with torch.device("meta"):
+            for slot in body:
+                slot.build_bank(name, 1)
+    except BlueprintError as error:
+        return error
+    return None
+
+
+def growable_names(body: Body) -> list[str]:
+    """Blueprints that can be planted in every slot."""
+    known = set.intersection(*(set(blueprint_names(slot.place.topology)) for slot in body)) - {"noop"}
+    return sorted(name for name in known if _refusal(body, name) is None)
 
 
 def epochs_needed(body: Body, *, incubates: bool) -> tuple[int, ...]:
@@ -194,11 +210,12 @@ def planting_epochs(tempo_epochs: int, *, incubates: bool) -> int:
 def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: int) -> ActionRules:
     return ActionRules(
         slot_config=body.slot_config,
-        blueprints=frozenset(BlueprintAction[name.upper()] for name in blueprints),
+        blueprints=frozenset(blueprint_index(name) for name in blueprints),
         blueprint_mask=blueprint_mask(blueprints),
         objective=ObjectiveConfig(),
         root_seed=seed,
         max_epochs=epochs or NO_HORIZON,
+        steps_per_epoch=0,
         epochs_needed=epochs_needed(body, incubates=False),
     )
 
@@ -217,6 +234,8 @@ def observe(
     signals: TrainingSignals,
     sensors: Mapping[str, Sequence[float]],
     *,
+    facts: HostFacts,
+    learning_rate: float,
     last_op: int,
     last_success: bool,
 ) -> Seen:
@@ -226,23 +245,20 @@ def observe(
         [signals],
         table,
         {name: np.array([values]) for name, values in sensors.items()},
-        depths=body.slot_depths,
+        setting=Setting(facts, rules.blueprint_mask, rules.epochs_needed),
+        prices=[rules.objective],
+        learning_rate=[learning_rate],
         last_op=[last_op],
         last_success=[last_success],
     )
     masks = compute_action_masks(
         build_slot_states(table),
         rules.blueprint_mask,
-        epochs_left=rules.max_epochs - signals.epoch,
+        epochs_left=rules.max_epochs - signals.time.epoch,
         epochs_needed=rules.epochs_needed,
         max_seeds=rules.max_seeds,
     )
     return Seen(batch_obs_to_features(inputs), masks)
-
-
-def horizon(epochs: int | None) -> int:
-    """The tracker's horizon. An unknown one is NaN, so that every share of it is observed as unknown."""
-    return cast("int", math.nan) if epochs is None else epochs
 
 
 WAIT: list[int] = waiting(1)[0].tolist()
@@ -254,8 +270,5 @@ class Decided:
 
     op_probs: list[float]
     legal: list[bool]
-
-
-def offered_names(body: Body) -> set[str]:
-    """Blueprints that can be planted by hand."""
-    return set.intersection(*(set(blueprint_names(slot.place.topology)) for slot in body)) - {"noop"}
+    considered: Mapping[str, Any]
+    """Further fields that explain it; empty if nothing is recorded."""

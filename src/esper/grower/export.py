@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from esper.grower.body import Body
 from esper.grower.places import ESPER, Place
 from esper.grower.slot import ONE, Slot, unsplice
+from esper.kasmina.export import as_graph
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import AlphaAlgorithm, EsperError
 
@@ -46,7 +47,7 @@ def _graft(plain: nn.Module, slot: Slot) -> None:
     name = slot.place.name
     parent_name, _, child = name.rpartition(".")
     parent, module = plain.get_submodule(parent_name), plain.get_submodule(name)
-    residual = _trace(_Residual(slot))
+    residual = as_graph(_Residual(slot), "Grown")
     residual.train(module.training)
     if slot.place.field is None and type(parent) is nn.Sequential:
         setattr(parent, child, nn.Sequential(module, residual))
@@ -78,13 +79,6 @@ class _Residual(nn.Module):
         if self.algorithm is AlphaAlgorithm.MULTIPLY:
             return h * (1 + self.alpha * torch.tanh(delta))
         return h + delta if self.alpha == 1.0 else h + self.alpha * delta
-
-
-def _trace(residual: _Residual) -> fx.GraphModule:
-    graph = fx.Tracer().trace(residual)
-    for node in graph.nodes:
-        node.type = None  # annotations are strings here, which pickle cannot resolve
-    return fx.GraphModule(residual, graph, class_name="Grown")
 
 
 def _as_hook(residual: fx.GraphModule, place: Place) -> fx.GraphModule:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from esper.grower.incubation import Incubator
 from esper.grower.optimizers import Group, OptimizerLink
 from esper.grower.places import undisturbed
 from esper.grower.sensing import Measured, Sensing
+from esper.kasmina.blueprints import blueprint_names
 from esper.leyline import (
     LIVE_STAGES,
     EsperError,
@@ -31,13 +33,16 @@ from esper.leyline import (
     PolicyProtocol,
     SeedStage,
     SeedStateReport,
+    TimeLeft,
     TrainingSignals,
     TransitionError,
     allowed,
+    blueprint_id,
     check_number,
     stream_seed,
 )
 from esper.simic.contracts import ActionOutcome
+from esper.simic.telemetry.decision import Considered
 from esper.simic.training.action_execution import ActionRules, apply_action, parse_sampled_action
 from esper.tamiyo.tracker import SignalTracker
 
@@ -45,8 +50,11 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
     from esper.grower.record import Recorder
+    from esper.leyline.facts import HostFacts
 
 METRICS = ("accuracy", "loss")
+STATE_VERSION = 1
+"""Of `state_dict`."""
 SMALLEST = 1e-6
 """An accuracy below this counts as this when it is turned into a loss."""
 
@@ -83,7 +91,7 @@ class _Epoch:
 
 
 class Grower:
-    """Made by `esper.attach` and `esper.load`."""
+    """Made by `esper.attach` and `esper.load`. A policy needs `facts`: what it sees of the model."""
 
     def __init__(
         self,
@@ -95,6 +103,7 @@ class Grower:
         epochs: int | None,
         metric: str,
         evaluate: Callable[[], float] | None,
+        facts: HostFacts | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         if metric not in METRICS:
@@ -102,8 +111,8 @@ class Grower:
         self.model, self.body, self.policy, self.epochs = model, body, policy, epochs
         self.metric_name, self.evaluate = metric, evaluate
         self.history: list[StepResult] = []
-        self._rules, self._recorder = rules, recorder
-        self._tracker = SignalTracker(decide.horizon(epochs))
+        self._rules, self._facts, self._recorder = rules, facts, recorder
+        self._tracker = SignalTracker()
         self._sensing = Sensing(model, body.slot_config.slot_ids)
         self._optimizers = OptimizerLink(model, body)
         self._incubator = Incubator(model, body)
@@ -174,7 +183,7 @@ class Grower:
             indices,
             self.body.reports(),
             rules,
-            epochs_left=rules.max_epochs - signals.epoch,
+            epochs_left=rules.max_epochs - signals.time.epoch,
             val_loss=0.0,
             val_accuracy=accuracy,
         )
@@ -200,6 +209,7 @@ class Grower:
         )
         self.history.append(result)
         self._sensing.next_epoch()
+        self._optimizers.next_epoch()
         self._incubator.next_epoch()
         if self._recorder is not None:
             named = [replace(record, slot_id=self._name(record.slot_id)) for record in records]
@@ -275,12 +285,22 @@ class Grower:
             known = now.loss
         loss = -math.log(max(accuracy / 100.0, SMALLEST)) if known is None else known
         signals = self._tracker.update(
-            self.epoch + 1, train_loss=math.nan, train_accuracy=math.nan, val_loss=loss, val_accuracy=accuracy
+            self._time_left(),
+            train_loss=math.nan,
+            train_accuracy=math.nan,
+            val_loss=loss,
+            val_accuracy=accuracy,
         )
         if known is None:
             unknown = (math.nan,) * len(signals.loss_history)
             signals = replace(signals, val_loss=math.nan, loss_history=unknown)
         return signals
+
+    def _time_left(self) -> TimeLeft:
+        """At the end of this epoch; unknown numbers are NaN. Each epoch is taken to have as many steps as
+        this one."""
+        horizon = math.nan if self.epochs is None else self.epochs
+        return TimeLeft.of_epochs(self.epoch + 1, horizon, self._optimizers.steps_of_epoch or math.nan)
 
     def _decide(
         self, rules: ActionRules, signals: TrainingSignals, sensors: Mapping[str, Sequence[float]]
@@ -289,22 +309,37 @@ class Grower:
         policy = self.policy
         if policy is None:
             return decide.WAIT, None
+        assert self._facts is not None, "measured for every policy"
         seen = decide.observe(
             self.body,
             rules,
             signals,
             sensors,
+            facts=self._facts,
+            learning_rate=self._optimizers.learning_rate(),
             last_op=self._last_op,
             last_success=self._last_success,
         )
 
-        def act() -> tuple[list[int], list[float]]:
+        def act() -> tuple[list[int], decide.Decided]:
             step = policy.act(seen.observation, self._hidden, seen.masks, deterministic=True)
             self._hidden = step.hidden
-            return step.actions[0].tolist(), step.op_probs[0].tolist()
+            considered = {}
+            if self._recorder is not None:
+                measured = {name: np.array([values]) for name, values in sensors.items()}
+                considered = Considered(
+                    step,
+                    seen.observation,
+                    seen.masks,
+                    measured,
+                    [self.reports()],
+                    self.body.names,
+                    blueprints=[blueprint_id(index) for index in sorted(self._rules.blueprints)],
+                ).fields(0)
+            legal = seen.masks.op[0].tolist()
+            return step.actions[0].tolist(), decide.Decided(step.op_probs[0].tolist(), legal, considered)
 
-        indices, op_probs = distributed.from_first_rank(act)
-        return indices, decide.Decided(op_probs, seen.masks.op[0].tolist())
+        return distributed.from_first_rank(act)
 
     def _follow(self) -> None:
         """Bring everything up to date that depends on the structure."""
@@ -318,12 +353,13 @@ class Grower:
         """Plant a seed now. The model's output does not change. By default it is grafted: it trains with the
         model from the next batch on. `tempo_epochs` above 0 lets it incubate first, which needs
         `grower.loss`; `algorithm` chooses how it is blended in."""
-        offered = sorted({*decide.offered_names(self.body)})
-        if blueprint not in offered:
-            raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(offered)}")
+        slot_id = self.body.slot_id(slot)
+        if blueprint == "noop" or blueprint not in blueprint_names(self.body.slot(slot_id).topology):
+            names = decide.growable_names(self.body)
+            raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(names)}")
         options = {"tempo_epochs": 0, "init_seed": self._newborn_seed(), **options}
         with _growing():
-            self._done(self.body.germinate(self.body.slot_id(slot), blueprint, **options))
+            self._done(self.body.germinate(slot_id, blueprint, **options))
 
     def prune(self, slot: str) -> None:
         """Remove a seed now. Its slot rests for an epoch before it can grow again."""
@@ -403,7 +439,7 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """Everything but weights: those are in the model's own state_dict, under `_esper.`."""
         return {
-            "version": saving.VERSION,
+            "version": STATE_VERSION,
             "structure": self.body.structure(),
             "tracker": self._tracker.state_dict(),
             "policy": None if self.policy is None else self.policy.state(),
@@ -418,9 +454,9 @@ class Grower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Rebuild the structure and go on. Call it before the `load_state_dict` of model and optimizer."""
         missing = sorted(self.state_dict().keys() - state.keys())
-        if missing or state["version"] != saving.VERSION:
+        if missing or state["version"] != STATE_VERSION:
             raise EsperError(
-                f"this is no state of a grower of version {saving.VERSION}: fields {missing} are missing"
+                f"this is no state of a grower of version {STATE_VERSION}: fields {missing} are missing"
             )
         self.body.restore(state["structure"], "grower state")
         self._tracker.load_state_dict(state["tracker"])

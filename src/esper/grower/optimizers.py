@@ -7,6 +7,7 @@ steps (torch's hook for all optimizers), and each time the structure changes its
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ class OptimizerLink:
         """Class names of optimizers that train this model and have no group of a slot."""
         self.steps = 0
         """Optimizer steps seen."""
+        self._steps_before = 0
+        """The same at the end of the last epoch."""
         _LINKS.add(self)
 
     # -- groups ----------------------------------------------------------------------------------------------
@@ -59,6 +62,22 @@ class OptimizerLink:
     def _name(self, slot: str) -> str:
         self._body.slot_id(slot)
         return slot
+
+    def learning_rate(self) -> float:
+        """Of the group with most of the model's own parameters; NaN if no optimizer is known."""
+        groups = [g for o in self._mine for g in o.param_groups if SLOT_KEY not in g and g["params"]]
+        if not groups:
+            return math.nan
+        largest = max(groups, key=lambda group: sum(p.numel() for p in group["params"]))
+        return float(largest["lr"])
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Steps of each optimizer since the last epoch ended; 0 if none were seen."""
+        return (self.steps - self._steps_before) // max(len(self._mine), 1)
+
+    def next_epoch(self) -> None:
+        self._steps_before = self.steps
 
     # -- finding optimizers ----------------------------------------------------------------------------------
 

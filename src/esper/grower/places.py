@@ -6,6 +6,7 @@ what shape their outputs have. Whatever cannot carry a seed is refused here, bef
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,9 +94,19 @@ class Place:
             return delta if self.shape == "BCHW" else delta.squeeze(2)
         return delta.squeeze(0)
 
+    def positions(self, tensor: Tensor) -> tuple[int, ...]:
+        """Sizes of the positions that a seed sees in such a tensor: height and width, tokens, or none."""
+        sizes = tuple(tensor.shape)
+        if self.is_image:
+            return sizes[2:] if self.shape == "BCHW" else (1, sizes[2])
+        return (math.prod(sizes[1:-1]),) if self.shape == "BTD" else ()
 
-def find_places(model: nn.Module, slots: Sequence[str | SlotAt], example: Any) -> tuple[list[Place], Any]:
-    """The places of these slots in the order in which they run, and the example's output."""
+
+def find_places(
+    model: nn.Module, slots: Sequence[str | SlotAt], example: Any
+) -> tuple[list[Place], list[tuple[int, ...]], Any]:
+    """The places of these slots in the order in which they run, the positions at each, and the example's
+    output."""
     wanted = resolve_names(model, slots)
     calls: list[tuple[str, Any]] = []
 
@@ -128,7 +139,8 @@ def find_places(model: nn.Module, slots: Sequence[str | SlotAt], example: Any) -
         images = ", ".join(p.name for p in places if p.is_image)
         others = ", ".join(p.name for p in places if not p.is_image)
         raise ShapeError(f"slots {images} carry images, {others} do not; choose slots of one kind")
-    return places, output
+    sizes = [place.positions(place.take(out)) for place, (_, out) in zip(places, calls, strict=True)]
+    return places, sizes, output
 
 
 def resolve_names(model: nn.Module, slots: Sequence[str | SlotAt]) -> list[SlotAt]:

@@ -23,6 +23,7 @@ from esper.leyline import (
 )
 from esper.nissa import RunDirectory, TelemetryHub
 from esper.simic.contracts import ActionOutcome
+from esper.simic.telemetry.decision import observed_names
 from esper.simic.telemetry.emitters import (
     emit_action_distribution,
     emit_batch_completed,
@@ -52,9 +53,10 @@ class Recorder:
         policy: str,
         epochs: int | None,
         classes: int | None,
+        blueprints: Sequence[str],
         seed: int,
     ) -> None:
-        self._path, self._body, self._epochs = Path(path), body, epochs
+        self._path, self._body, self._epochs, self._blueprints = Path(path), body, epochs, blueprints
         self._start = {"task": model, "policy": policy, "seed": seed}
         self._config = {**self._start, "epochs": epochs, "classes": classes, "slots": body.names}
         self._hub, self._stack = TelemetryHub(level=LEVEL), ExitStack()
@@ -81,6 +83,10 @@ class Recorder:
                 "episode_length": self._epochs,
                 "slots": self._body.names,
                 "host_params": self._body.host_params,
+                "depths": dict(zip(self._body.names, self._body.slot_depths, strict=True)),
+                "slots_by_task": {self._start["task"]: self._body.names},
+                "envs_by_task": {self._start["task"]: 1},
+                "observed_by_task": {self._start["task"]: observed_names(self._body.names, self._blueprints)},
             },
         )
         self._hub.flush()
@@ -126,6 +132,7 @@ class Recorder:
             indices=indices if outcome.spec.op is not LifecycleOp.WAIT else None,
             outcome=outcome,
             op_probs=None if decided is None else decided.op_probs,
+            considered=None if decided is None else decided.considered,
             epoch=result.epoch,
             seeds=grower.reports(),
             accuracy=signals.val_accuracy,

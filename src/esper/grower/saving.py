@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from esper._archive import check_tensors
 from esper._files import check_version, decode, write_atomic
 from esper.grower.body import Body
-from esper.grower.places import Place
-from esper.leyline import StructureError
+from esper.grower.places import ESPER, Place
+from esper.leyline import StructureError, format_slot_id
 
-VERSION = 1
+VERSION = 2
+"""Of the files. In version 1 the kernels of seeds on `[B, C, L]` were as high as wide."""
 KIND = "esper-grown-model"
 STRUCTURE, WEIGHTS = "structure.json", "weights.safetensors"
 R = TypeVar("R")
@@ -92,9 +93,24 @@ def read_grown(path: str | Path) -> tuple[GrownFile, dict[str, Tensor]]:
     if _digest(blob) != content.weights:
         raise StructureError(f"{directory / WEIGHTS} is damaged or belongs to another structure")
     try:
-        return content, load_safetensors(blob)
+        tensors = load_safetensors(blob)
     except SafetensorError as error:
         raise StructureError(f"{directory / WEIGHTS} is damaged: {error}") from error
+    if content.version == 1:
+        _flatten_kernels(content.slots, tensors)
+    return content, tensors
+
+
+def _flatten_kernels(slots: Sequence[Place], tensors: dict[str, Tensor]) -> None:
+    """Keep the middle row of kernels on `[B, C, L]`: the others only ever saw padding."""
+    for index, place in enumerate(slots):
+        if place.shape != "BCL":
+            continue
+        prefix = f"{ESPER}.seed_slots.{format_slot_id(0, index)}."
+        for name, tensor in tensors.items():
+            if name.startswith(prefix) and tensor.dim() == 4 and tensor.shape[2] == tensor.shape[3] > 1:
+                middle = tensor.shape[2] // 2
+                tensors[name] = tensor[:, :, middle : middle + 1].clone()
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], origin: object) -> None:

@@ -19,7 +19,7 @@ from esper.kasmina.layers import Layout
 from esper.kasmina.optim import EXPLODING, VANISHING, GradientStats
 from esper.leyline import SlotConfig
 from esper.simic.sensors import GrowthProbe
-from esper.tamiyo.features import SENSORS
+from esper.tamiyo.inputs import SENSORS
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -23,6 +23,7 @@ from esper.kasmina.seed import GATE_BANK
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import (
     AlphaAlgorithm,
+    BlueprintError,
     EsperError,
     GateConfig,
     GateLevel,
@@ -48,7 +49,7 @@ class Slot(SeedSlot):
         self, place: Place, index: int, *, gates: GateConfig, pacing: Pacing, measures: bool
     ) -> None:
         """`measures`: contributions are measured. Without, a seed may become permanent unmeasured."""
-        spec = InjectionSpec(format_slot_id(0, index), place.channels)
+        spec = InjectionSpec(format_slot_id(0, index), place.channels, line=place.shape == "BCL")
         super().__init__(spec, place.topology, 1, gates=gates, pacing=pacing)
         self.place, self.measures = place, measures
         self.sensing: Sensing | None = None
@@ -93,6 +94,11 @@ class Slot(SeedSlot):
             # torch 2.13's group norm on CPU crashes in channels_last when only its weights want a gradient.
             x = x.detach().requires_grad_()
         delta = self.banks[self._bank](x, ONE)
+        if delta.shape != x.shape:
+            raise BlueprintError(
+                f"slot {self.name!r}: seed {self._bank!r} turned a tensor of shape {tuple(x.shape)} into "
+                f"{tuple(delta.shape)}; the shape must stay"
+            )
         if self._algorithm is AlphaAlgorithm.GATE:
             delta = delta * self.banks[GATE_BANK](x, ONE)
         # Autocast computes norms in float32; the host's precision goes on.

@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper._charts import duration, number, trend
-from esper._text import printable
+from esper._text import duration, number, printable, trend
 from esper.karn.summary import RunSummary, summarize
 from esper.karn.views import EVENT_VIEWS, Views
 from esper.leyline import EVENTS, OP_NAMES, EsperError, TelemetryEventType, allowed

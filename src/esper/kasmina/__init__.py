@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     __name__,
     {
         "esper.kasmina.alpha": ("AlphaController", "curve_value"),
-        "esper.kasmina.blueprints": ("blueprint_names", "build_blueprint"),
+        "esper.kasmina.blueprints": ("Blueprint", "blueprint_names", "build_blueprint", "register_blueprint"),
         "esper.kasmina.coalitions": (
             "all_coalitions",
             "blended_slots",
@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "evaluate_coalitions",
         ),
         "esper.kasmina.export": ("export_row",),
+        "esper.kasmina.facts": ("host_facts", "measure_traits"),
         "esper.kasmina.flops": ("FlopMeter",),
         "esper.kasmina.gates": ("check_gate",),
         "esper.kasmina.hosts": ("CNNHost", "GPTHost", "MLPHost", "build_host"),

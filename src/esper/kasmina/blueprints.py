@@ -1,12 +1,14 @@
-"""The catalogue of seeds. A seed computes δ = γ·body(x); γ is 0 at birth and nothing non-linear follows it,
-so every seed is born silent and still receives a gradient.
+"""The registry of blueprints, and those that ship. A seed computes δ = γ·body(x); γ is 0 at birth and nothing
+non-linear follows it, so every seed is born silent and still receives a gradient.
 
 Each class is one small body on population layers; a bank of seeds is one instance, its rows are the seeds.
-"""
+A blueprint of a user may also be a module in ordinary torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, get_args, overload
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,13 +26,19 @@ from esper.kasmina.layers import (
     pool_pixels,
     scale_channels,
 )
-from esper.leyline import BLUEPRINT_IDS, BlueprintError, Topology, allowed
+from esper.kasmina.plain import MakeModule, ModuleRows, check_module
+from esper.leyline import BlueprintError, Topology, allowed, declare_blueprint
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Blueprint(nn.Module):
     """Base of all seeds: `forward` gives δ, shaped like its input."""
 
     image: bool
+    """Whether the seed grows on images (topology cnn), or on features."""
+    line_only = False
+    """Whether the seed grows on images of height 1 only."""
 
     def __init__(self, population: int, channels: int) -> None:
         super().__init__()
@@ -43,40 +51,117 @@ class Blueprint(nn.Module):
         return self.gamma(self.body(x, lanes), lanes)
 
 
-CATALOGUE: dict[tuple[Topology, str], Callable[[int, int], Blueprint]] = {}
+class ModuleSeed(Blueprint):
+    """A seed whose body is a module in ordinary torch, one for each row."""
+
+    def __init__(self, population: int, channels: int, make: MakeModule, topology: Topology) -> None:
+        self.image = topology == "cnn"
+        super().__init__(population, channels)
+        self.module = ModuleRows(population, channels, make, topology)
+
+    def body(self, x: Tensor, lanes: Lanes) -> Tensor:
+        return self.module(x, lanes)
 
 
-def register(name: str, *topologies: Topology) -> Callable[[type[Blueprint]], type[Blueprint]]:
-    """Add a seed to the catalogue under a name that leyline knows; its constructor takes (population,
-    channels)."""
-    if name not in BLUEPRINT_IDS:
+class ModuleFactory:
+    """Builds banks of such seeds, once their module was found to be fit."""
+
+    line_only = False
+
+    def __init__(self, name: str, topology: Topology, make: MakeModule) -> None:
+        self.name, self.topology, self.make = name, topology, make
+        self._checked: set[tuple[int, tuple[int, ...] | None]] = set()
+
+    def __call__(self, population: int, channels: int) -> Blueprint:
+        return ModuleSeed(population, channels, self.make, self.topology)
+
+    def check(self, channels: int, positions: tuple[int, ...] | None) -> None:
+        """Raise a BlueprintError that says why, unless the module can grow at a slot of this size."""
+        if (channels, positions) not in self._checked:
+            check_module(self.name, self.make, self.topology, channels, positions)
+            self._checked.add((channels, positions))
+
+
+FACTORIES: dict[tuple[Topology, str], type[Blueprint] | ModuleFactory] = {}
+
+
+@overload
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology], factory: _F) -> _F: ...
+@overload
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology]) -> Callable[[_F], _F]: ...
+def register_blueprint(name: str, topologies: Topology | Sequence[Topology], factory: Any = None) -> Any:
+    """Make a blueprint available under a name, for hosts of one topology or several.
+
+    `factory` is a function of the number of channels that returns an `nn.Module` in ordinary torch, which
+    maps a tensor to one of the same shape: `[B, C, H, W]` for topology cnn, `[B, T, D]` for transformer, `[B,
+    D]` for mlp. Each network trains a module of its own. Or it is a subclass of `Blueprint` on population
+    layers, which runs all networks at once. Without `factory`, this decorates one."""
+    if factory is None:
+        return partial(register_blueprint, name, topologies)
+    wanted = (topologies,) if isinstance(topologies, str) else tuple(topologies)
+    is_class = isinstance(factory, type) and issubclass(factory, Blueprint)
+    _check_registration(name, wanted, factory, is_class=is_class)
+    declare_blueprint(name)
+    for topology in wanted:
+        FACTORIES[topology, name] = factory if is_class else ModuleFactory(name, topology, factory)
+    return factory
+
+
+def _check_registration(name: str, topologies: tuple[Topology, ...], factory: Any, *, is_class: bool) -> None:
+    known = get_args(Topology)
+    if not topologies or len(set(topologies)) < len(topologies):
+        wrong = "one is named twice" if topologies else "no topology is given"
+        raise BlueprintError(f"blueprint {name!r}: topologies are {topologies}, {wrong}; {allowed(known)}")
+    if isinstance(factory, nn.Module) or not callable(factory):
         raise BlueprintError(
-            f"blueprint {name!r} cannot be registered: no action stands for it; {allowed(BLUEPRINT_IDS)}"
+            f"blueprint {name!r}: factory is {factory!r}, must be a function of the number of channels that "
+            "returns an nn.Module, or a subclass of Blueprint"
         )
-
-    def add(cls: type[Blueprint]) -> type[Blueprint]:
-        for topology in topologies:
-            if (topology, name) in CATALOGUE:
-                raise BlueprintError(f"blueprint {name!r} is already registered for {topology}")
-            CATALOGUE[topology, name] = cls
-        return cls
-
-    return add
+    for topology in topologies:
+        if topology not in known:
+            raise BlueprintError(f"blueprint {name!r}: topology {topology!r} is unknown; {allowed(known)}")
+        if (topology, name) in FACTORIES:
+            raise BlueprintError(f"blueprint {name!r} is already registered for {topology}")
+        image = getattr(factory, "image", topology == "cnn")
+        if is_class and image is not (topology == "cnn"):
+            has = "images, topology {} has none" if image else "features, topology {} has images"
+            raise BlueprintError(f"blueprint {name!r}: {factory.__name__} grows on {has.format(topology)}")
+    if isinstance(name, str) and hasattr(nn.ModuleDict, name):
+        raise BlueprintError(
+            f"blueprint {name!r}: a slot keeps its seeds in an nn.ModuleDict, which has an attribute of this "
+            "name; choose another"
+        )
 
 
 def blueprint_names(topology: Topology) -> tuple[str, ...]:
-    return tuple(sorted(name for t, name in CATALOGUE if t == topology))
+    return tuple(sorted(name for t, name in FACTORIES if t == topology))
 
 
 def build_blueprint(
-    topology: Topology, name: str, population: int, channels: int, *, line: bool = False
+    topology: Topology,
+    name: str,
+    population: int,
+    channels: int,
+    *,
+    line: bool = False,
+    positions: tuple[int, ...] | None = None,
 ) -> Blueprint:
-    """A bank of seeds. `line`: for images of height 1, on which every kernel is 1 high."""
-    if (topology, name) not in CATALOGUE:
+    """A bank of seeds. `line`: for images of height 1, on which every kernel is 1 high. `positions`: sizes of
+    the features besides channels, where they are known."""
+    if (topology, name) not in FACTORIES:
         raise BlueprintError(
-            f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}"
+            f"blueprint {name!r} is unknown for topology {topology}; {allowed(blueprint_names(topology))}. "
+            "If it is your own, import the module that registers it (on the command line: --import MODULE)"
         )
-    seeds = CATALOGUE[topology, name](population, channels)
+    factory = FACTORIES[topology, name]
+    if factory.line_only and not line:
+        raise BlueprintError(
+            f"blueprint {name!r} grows on features of height 1, as in a host with height 1; this slot's are "
+            "higher"
+        )
+    if isinstance(factory, ModuleFactory):
+        factory.check(channels, positions)
+    seeds = factory(population, channels)
     if line:
         flatten_kernels(seeds)
     return seeds
@@ -90,7 +175,7 @@ class FeatureSeed(Blueprint):
     image = False
 
 
-@register("noop", "cnn", "transformer", "mlp")
+@register_blueprint("noop", ("cnn", "transformer", "mlp"))
 class Noop(Blueprint):
     """No parameters, δ = 0. Policies are never offered it."""
 
@@ -101,7 +186,7 @@ class Noop(Blueprint):
         return x.new_zeros(x.shape)
 
 
-@register("norm", "cnn")
+@register_blueprint("norm", "cnn")
 class ImageNorm(ImageSeed):
     """Moves the features towards their group-normalised form."""
 
@@ -113,7 +198,7 @@ class ImageNorm(ImageSeed):
         return self.norm(x, lanes) - x
 
 
-@register("norm", "transformer", "mlp")
+@register_blueprint("norm", ("transformer", "mlp"))
 class FeatureNorm(FeatureSeed):
     """Moves the features towards their layer-normalised form."""
 
@@ -125,7 +210,7 @@ class FeatureNorm(FeatureSeed):
         return self.norm(x, lanes) - x
 
 
-@register("attention", "cnn")
+@register_blueprint("attention", "cnn")
 class SqueezeExcite(ImageSeed):
     """Weighs channels by their mean over the whole image."""
 
@@ -140,7 +225,7 @@ class SqueezeExcite(ImageSeed):
         return scale_channels(x, weights.sigmoid(), lanes)
 
 
-@register("conv_light", "cnn")
+@register_blueprint("conv_light", "cnn")
 class ConvLight(ImageSeed):
     kernel = 3
 
@@ -153,12 +238,12 @@ class ConvLight(ImageSeed):
         return F.relu(self.norm(self.conv(x, lanes), lanes))
 
 
-@register("conv_small", "cnn")
+@register_blueprint("conv_small", "cnn")
 class ConvSmall(ConvLight):
     kernel = 1
 
 
-@register("conv_heavy", "cnn")
+@register_blueprint("conv_heavy", "cnn")
 class ConvHeavy(ConvLight):
     def __init__(self, population: int, channels: int) -> None:
         super().__init__(population, channels)
@@ -169,7 +254,15 @@ class ConvHeavy(ConvLight):
         return F.relu(self.norm2(self.conv2(super().body(x, lanes), lanes), lanes))
 
 
-@register("residual", "cnn")
+@register_blueprint("conv_1d", "cnn")
+class Conv1d(ConvLight):
+    """Five taps along a line."""
+
+    kernel = 5
+    line_only = True
+
+
+@register_blueprint("residual", "cnn")
 class ResidualBlock(ImageSeed):
     """The branch of a residual block: two 3×3 convolutions with norms. The network gets one block deeper."""
 
@@ -185,7 +278,7 @@ class ResidualBlock(ImageSeed):
         return self.norm2(self.conv2(hidden, lanes), lanes)
 
 
-@register("depthwise", "cnn")
+@register_blueprint("depthwise", "cnn")
 class Depthwise(ImageSeed):
     """3×3 per channel, then 1×1 across channels: spatial reach at little cost."""
 
@@ -199,7 +292,7 @@ class Depthwise(ImageSeed):
         return F.relu(self.norm(self.point(self.depth(x, lanes), lanes), lanes))
 
 
-@register("bottleneck", "cnn")
+@register_blueprint("bottleneck", "cnn")
 class Bottleneck(ImageSeed):
     def __init__(self, population: int, channels: int) -> None:
         super().__init__(population, channels)
@@ -214,7 +307,7 @@ class Bottleneck(ImageSeed):
         return self.norm(self.up(x, lanes), lanes)
 
 
-@register("lora", "transformer", "mlp")
+@register_blueprint("lora", ("transformer", "mlp"))
 class Lora(FeatureSeed):
     rank = 8
 
@@ -227,12 +320,12 @@ class Lora(FeatureSeed):
         return self.up(self.down(x, lanes), lanes)
 
 
-@register("lora_large", "transformer", "mlp")
+@register_blueprint("lora_large", ("transformer", "mlp"))
 class LoraLarge(Lora):
     rank = 32
 
 
-@register("mlp", "transformer", "mlp")
+@register_blueprint("mlp", ("transformer", "mlp"))
 class MLP(FeatureSeed):
     expansion = 4
 
@@ -245,12 +338,12 @@ class MLP(FeatureSeed):
         return self.down(F.gelu(self.up(x, lanes)), lanes)
 
 
-@register("mlp_small", "transformer", "mlp")
+@register_blueprint("mlp_small", ("transformer", "mlp"))
 class MLPSmall(MLP):
     expansion = 2
 
 
-@register("attention", "transformer")
+@register_blueprint("attention", "transformer")
 class CausalAttention(FeatureSeed):
     heads = 4
     distance_bias = False
@@ -271,14 +364,14 @@ class CausalAttention(FeatureSeed):
         return self.attention(x, lanes)
 
 
-@register("flex_attention", "transformer")
+@register_blueprint("flex_attention", "transformer")
 class DistanceAttention(CausalAttention):
     """Causal attention whose scores fall with distance, at another rate in each head."""
 
     distance_bias = True
 
 
-@register("transformer_block", "transformer")
+@register_blueprint("transformer_block", "transformer")
 class TransformerBlock(CausalAttention):
     """A whole pre-norm block, causal attention and MLP: the network gets one layer deeper."""
 

@@ -18,11 +18,13 @@ from esper.kasmina.layers import Lanes, Mode
 from esper.leyline import EsperError, SlotIdError, allowed
 
 if TYPE_CHECKING:
-    from esper.kasmina.model import MorphogeneticModel
+    from esper.kasmina.model import Growth, MorphogeneticModel
 
 Coalition = frozenset[str]
 MAX_EXHAUSTIVE = 4
 """Maximum number of blended seeds of which all coalitions are evaluated."""
+CHUNK = 64
+"""Samples that pass at once: activations of more leave the cache."""
 RANDOM_ORDERS = 8
 """Number of random orders whose prefixes are evaluated for more seeds."""
 
@@ -49,8 +51,8 @@ def default_coalitions(slots: Collection[str], generator: torch.Generator | None
 
 @dataclass(frozen=True, slots=True)
 class CoalitionOutputs:
-    """Outputs of every wanted coalition of every row: entry i is `(rows[i], coalitions[i])` with
-    `outputs[i]`."""
+    """Outputs of every wanted coalition of every row, in the order asked for: entry i is `(rows[i],
+    coalitions[i])` with `outputs[i]`."""
 
     rows: list[int]
     coalitions: list[Coalition]
@@ -83,25 +85,21 @@ def evaluate_coalitions(
 
     `x` holds every row's input, or with `shared_input` one input `[B, …]` (a single row's shape) that all
     rows see."""
-    lanes = _roots(model, wanted)
+    roots = _roots(model, wanted)
     if shared_input:
         model.host.check_input(x if model.layout.image else x.unsqueeze(0), 1)
     else:
         model.host.check_input(x, model.population)
+    plan = _plan(model, roots)
+    run = _fold if model.population == 1 else _fan_out
+    samples = 0 if model.layout.image or shared_input else 1  # axis
     with torch.no_grad():
-        forest = _Forest(model, x, lanes, shared_input=shared_input)
-        for index, slot_id in enumerate(model.slot_after):
-            forest.segment(index)
-            if slot_id is not None:
-                forest.fork(slot_id)
-        outputs = forest.finish(len(model.slot_after))
-    rows, coalitions, source = [], [], []
-    for i, lane in enumerate(forest.lanes):
-        for coalition in lane.wanted:
-            rows.append(lane.row)
-            coalitions.append(coalition)
-            source.append(i)
-    return CoalitionOutputs(rows, coalitions, outputs[torch.tensor(source, device=outputs.device)])
+        parts = [run(model, plan, part, shared_input=shared_input) for part in x.split(CHUNK, samples)]
+    place = {(lane.row, c): i for i, lane in enumerate(plan.lanes[-1]) for c in lane.wanted}
+    entries = [(lane.row, c) for lane in roots for c in lane.wanted]
+    index = torch.tensor([place[entry] for entry in entries], device=parts[0].device)
+    outputs = torch.cat([part.index_select(0, index) for part in parts], 1)
+    return CoalitionOutputs([row for row, _ in entries], [c for _, c in entries], outputs)
 
 
 def _roots(model: MorphogeneticModel, wanted: Mapping[int, Sequence[Coalition]]) -> list[_Lane]:
@@ -118,92 +116,93 @@ def _roots(model: MorphogeneticModel, wanted: Mapping[int, Sequence[Coalition]])
     return [_Lane(row, tuple(dict.fromkeys(coalitions))) for row, coalitions in wanted.items() if coalitions]
 
 
-class _Forest:
-    """The lanes of all rows as they fork. In a population lanes lie side by side; a single network, whose
-    lanes all share one set of weights, folds them into the batch instead."""
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """What happens at a slot: the lanes `off` go on as they are, then those of the growth follow, with their
+    seeds on."""
 
-    def __init__(
-        self, model: MorphogeneticModel, x: Tensor, lanes: list[_Lane], *, shared_input: bool
-    ) -> None:
-        self.model, self.lanes = model, lanes
-        self.fold = model.population == 1
-        self.layout = model.layout
-        if self.fold:
-            self.x = x if model.layout.image or not shared_input else x.unsqueeze(0)
-            self.batch = self.x.shape[0 if model.layout.image else 1]
-        elif shared_input:
-            count = len(model.padded(lanes))
-            if model.layout.image:
-                self.x = x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)
+    slot_id: str
+    off: list[int]
+    on: list[int]
+    growth: list[Growth]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The lanes that enter each segment of the host, and the forks at its end."""
+
+    lanes: list[list[_Lane]]
+    forks: list[_Fork | None]  # one less: none follows the last segment
+
+
+def _plan(model: MorphogeneticModel, lanes: list[_Lane]) -> _Plan:
+    """Lanes whose coalitions differ at a slot split there: off lanes first, then on lanes by bank."""
+    plan = _Plan([lanes], [])
+    for slot_id in model.slot_after:
+        branches = [_branches(lane, slot_id) for lane in lanes]
+        on = [i for i, (_, with_seed) in enumerate(branches) if with_seed.wanted]
+        if slot_id is None or not on:
+            plan.forks.append(None)
+        else:
+            off = [i for i, (without, _) in enumerate(branches) if without.wanted]
+            if model.population == 1:
+                growth = model.growth_at(slot_id, [0], [0])
             else:
-                self.x = x.unsqueeze(0).expand(count, *x.shape)
-        else:
-            self.x = self.layout.take(
-                x, model.population, self._tensor([lane.row for lane in model.padded(lanes)])
-            )
+                growth = model.growth_at(slot_id, on, [lane.row for lane in lanes])
+                on = [i for g in growth for i in g.members]
+            plan.forks.append(_Fork(slot_id, off, on, growth))
+            lanes = [*(branches[i][0] for i in off), *(branches[i][1] for i in on)]
+        plan.lanes.append(lanes)
+    return plan
 
-    def _tensor(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=next(self.model.host.parameters()).device)
 
-    def _lanes(self) -> Lanes:
-        if self.fold:
-            return Lanes(1, Mode.EVAL)
-        return self.model.lanes([lane.row for lane in self.model.padded(self.lanes)], Mode.EVAL)
+def _branches(lane: _Lane, slot_id: str | None) -> tuple[_Lane, _Lane]:
+    """The lane's coalitions without the slot, and with it."""
+    without = tuple(c for c in lane.wanted if slot_id not in c)
+    return _Lane(lane.row, without), _Lane(lane.row, tuple(c for c in lane.wanted if slot_id in c))
 
-    def segment(self, index: int) -> None:
-        self.x = self.model.host.segment(index, self.x, self._lanes())
 
-    def fork(self, slot_id: str) -> None:
-        """Lanes whose coalitions differ at this slot split; then the seed is applied to those that have it
-        on."""
-        children: list[_Lane] = []
-        parents: list[int] = []
-        on: list[bool] = []
-        for i, lane in enumerate(self.lanes):
-            for flag in (False, True):
-                branch = tuple(c for c in lane.wanted if (slot_id in c) is flag)
-                if branch:
-                    children.append(_Lane(lane.row, branch))
-                    parents.append(i)
-                    on.append(flag)
-        if any(on):
-            self._select(parents)
-            self.lanes = children
-            self._apply(slot_id, on)
+def _fan_out(model: MorphogeneticModel, plan: _Plan, x: Tensor, *, shared_input: bool) -> Tensor:
+    """Outputs [lanes, B, …] of a population, whose lanes lie side by side."""
+    layout = model.layout
+    rows = [[lane.row for lane in model.padded(lanes)] for lanes in plan.lanes]
+    count = len(rows[0])
+    if not shared_input:
+        x = layout.take(x, model.population, torch.tensor(rows[0], device=x.device))
+    elif layout.image:
+        x = x.repeat(1, count, 1, 1).contiguous(memory_format=torch.channels_last)
+    else:
+        x = x.unsqueeze(0).expand(count, *x.shape)
+    for index, fork in enumerate(plan.forks):
+        x = model.host.segment(index, x, model.lanes(rows[index], Mode.EVAL))
+        if fork is not None:
+            count = len(rows[index])
+            pieces = [(x, count, len(fork.off))]
+            if fork.off != list(range(len(fork.off))):
+                off = torch.tensor(fork.off, device=x.device)
+                pieces = [(layout.take(x, count, off), len(off), len(off))]
+            for g in fork.growth:
+                taken = x if g.places is None else layout.take(x, count, g.places.index)
+                seeded = model.blend(fork.slot_id, taken, g, Mode.EVAL)
+                pieces.append((seeded, g.lanes.count, len(g.members)))
+            x = layout.line_up(pieces, len(rows[index + 1]))
+    return model.host.segment(len(plan.forks), x, model.lanes(rows[-1], Mode.EVAL))
 
-    def _select(self, parents: list[int]) -> None:
-        if parents == list(range(len(self.lanes))):
-            return
-        if self.fold:
-            self.x = self._join([self._piece(i) for i in parents])
-        else:
-            count = len(self.model.padded(self.lanes))
-            self.x = self.layout.take(self.x, count, self._tensor(self.model.padded(parents)))
 
-    def _apply(self, slot_id: str, on: list[bool]) -> None:
-        seeded = [i for i, flag in enumerate(on) if flag]
-        if not self.fold:
-            growth = self.model.growth_at(slot_id, seeded, [lane.row for lane in self.lanes])
-            self.x = self.model.grow(slot_id, self.x, self._lanes(), growth)
-            return
-        growth = self.model.growth_at(slot_id, [0], [0])
-        grown = self.model.grow(
-            slot_id, self._join([self._piece(i) for i in seeded]), Lanes(1, Mode.EVAL), growth
-        )
-        if len(seeded) == len(on):
-            self.x = grown
-            return
-        axis = 0 if self.layout.image else 1
-        new = iter(grown.split(self.batch, axis))
-        self.x = self._join([next(new) if flag else self._piece(i) for i, flag in enumerate(on)])
-
-    def _piece(self, i: int) -> Tensor:
-        return self.x.narrow(0 if self.layout.image else 1, i * self.batch, self.batch)
-
-    def _join(self, pieces: list[Tensor]) -> Tensor:
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 0 if self.layout.image else 1)
-
-    def finish(self, index: int) -> Tensor:
-        """Outputs [lanes, B, …]."""
-        out = self.model.host.segment(index, self.x, self._lanes())
-        return out.squeeze(0).unflatten(0, (-1, self.batch)) if self.fold else out
+def _fold(model: MorphogeneticModel, plan: _Plan, x: Tensor, *, shared_input: bool) -> Tensor:
+    """Outputs [lanes, B, …] of a single network. Its lanes share one set of weights, so they are folded into
+    the batch."""
+    axis = 0 if model.layout.image else 1
+    if shared_input and not model.layout.image:
+        x = x.unsqueeze(0)
+    batch = x.shape[axis]
+    single = Lanes(1, Mode.EVAL)
+    for index, fork in enumerate(plan.forks):
+        x = model.host.segment(index, x, single)
+        if fork is not None:
+            parts = x.split(batch, axis)
+            on = x if len(fork.on) == len(parts) else torch.cat([parts[i] for i in fork.on], axis)
+            grown = model.grow(fork.slot_id, on, single, fork.growth)
+            x = torch.cat([*(parts[i] for i in fork.off), grown], axis)
+    out = model.host.segment(len(plan.forks), x, single)
+    return out.squeeze(0).unflatten(0, (-1, batch))

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.layers import Lanes, Mode, PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.plain import PlainModule
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import AlphaAlgorithm
 
@@ -83,12 +84,23 @@ class _Grown(nn.Module):
         return self.host.segment(len(self.steps), h, _ONE).squeeze(0)  # type: ignore[operator]
 
 
+def as_graph(root: nn.Module, class_name: str) -> fx.GraphModule:
+    """The module as a graph of the layers in it. A module that someone else wrote stays whole: its code may
+    not be traceable."""
+    whole = {id(m.module) for m in root.modules() if isinstance(m, PlainModule)}
+
+    class Tracer(fx.Tracer):  # local, because a graph remembers any other class and would need Esper to load
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return id(m) in whole or super().is_leaf_module(m, module_qualified_name)
+
+    graph = Tracer().trace(root)
+    for node in graph.nodes:
+        node.type = None  # the annotations of `forward` are strings here, which pickle cannot resolve
+    return fx.GraphModule(root, graph, class_name=class_name)
+
+
 def export_row(model: MorphogeneticModel, row: int = 0) -> fx.GraphModule:
     """The row as a plain module in eval mode: `[B, …]` → `[B, …, classes]`. Seeds that are not blended are
     left out."""
     model.check_row(row)
-    grown = _Grown(model, row).eval()
-    graph = fx.Tracer().trace(grown)
-    for node in graph.nodes:
-        node.type = None  # the annotations of `forward` are strings here, which pickle cannot resolve
-    return fx.GraphModule(grown, graph, class_name="GrownNetwork").eval()
+    return as_graph(_Grown(model, row).eval(), "GrownNetwork").eval()

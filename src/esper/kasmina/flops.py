@@ -15,11 +15,12 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.layers import Lanes, Mode
+from esper.kasmina.blueprints import ModuleSeed
+from esper.kasmina.layers import Lanes, Mode, seed_row
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import BLENDED_STAGES, AlphaAlgorithm, Incubation, SeedStage, SeedStateReport
@@ -75,13 +76,14 @@ class FlopMeter:
             self._features[slot_id] = x
         self.segments = [cost.forward for cost in self._hosts]
         """Forward FLOPs of the host between slots, in execution order."""
+        self.training = [self._hosts[0].first, *(cost.training for cost in self._hosts[1:])]
+        """The same for training: the data need no gradient."""
         self.bank = cache(self._count_bank)
 
     def _count_bank(self, slot_id: str, bank: str) -> Cost:
         """FLOPs of one seed, or of the gate beside it."""
-        with torch.device("meta"):
-            module = self._model.slot(slot_id).build_bank(bank, 1)
-        return count(module, self._features[slot_id])[0]
+        build = partial(self._model.slot(slot_id).build_bank, bank, 1)
+        return count(*countable(build, self._features[slot_id]))[0]
 
     def _seed(self, slot_id: str, report: SeedStateReport) -> Cost:
         seed = self.bank(slot_id, report.blueprint_id)
@@ -100,8 +102,7 @@ class FlopMeter:
     def per_sample(self, reports: Mapping[str, SeedStateReport]) -> int:
         """Training a network with these seeds on one sample: host, blended seeds and incubation."""
         blended = self._blended(reports)
-        total = self._hosts[0].first + sum(cost.training for cost in self._hosts[1:])
-        total += sum(cost.training for cost in blended.values())
+        total = sum(self.training) + sum(cost.training for cost in blended.values())
         for slot_id, report in reports.items():
             if report.stage is not SeedStage.TRAINING:
                 continue
@@ -159,6 +160,24 @@ def count(run: Run, x: Tensor, rows: Tensor | None = None) -> tuple[Cost, Tensor
     first, out = _count_step(run, x, Lanes(1, Mode.TRAIN, rows), to_input=False)
     frozen, _ = _count_step(run, x, Lanes(1, Mode.SHADOW, rows), to_input=True)
     return Cost(forward, training, first, frozen, out.requires_grad), out.detach()
+
+
+def countable(build: Callable[[], nn.Module], x: Tensor) -> tuple[nn.Module, Tensor]:
+    """A bank and its input as they can be counted: on the meta device. Code in ordinary torch may look at
+    values, so it gets real ones."""
+    with torch.device("meta"):
+        bank = build()
+    if not isinstance(bank, ModuleSeed):
+        return bank, x
+    with torch.device("cpu"):
+        bank = build()
+    seed_row(bank, 0, 0)
+    return bank, torch.randn(x.shape, generator=torch.Generator().manual_seed(0), device="cpu")
+
+
+def count_training(run: Run, x: Tensor) -> int:
+    """`Cost.training` alone."""
+    return _count_step(run, x, Lanes(1, Mode.TRAIN), to_input=True)[0]
 
 
 def _count_step(run: Run, x: Tensor, lanes: Lanes, *, to_input: bool) -> tuple[int, Tensor]:

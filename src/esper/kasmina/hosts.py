@@ -124,9 +124,13 @@ class CNNHost(Host):
         ]
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(
-            InjectionSpec(format_slot_id(int(pool), i), self.base << i, self.line) for pool, i in self._steps
-        )
+        specs = []
+        for pool, i in self._steps:
+            pools = min(i, self.pools) + pool  # so far
+            height, width = 1 if self.line else self.size >> pools, self.size >> pools
+            slot_id = format_slot_id(int(pool), i)
+            specs.append(InjectionSpec(slot_id, self.base << i, self.line, (height, width)))
+        return tuple(specs)
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
         if index < len(self._steps):
@@ -220,7 +224,10 @@ class GPTHost(Host):
         self.norm = LayerNorm(population, features)
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(InjectionSpec(format_slot_id(0, i), self.features) for i in range(self.segments))
+        return tuple(
+            InjectionSpec(format_slot_id(0, i), self.features, positions=(self.context,))
+            for i in range(self.segments)
+        )
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
         if index == 0:
@@ -279,7 +286,9 @@ class MLPHost(Host):
         self.head = Linear(population, features, classes)
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(InjectionSpec(format_slot_id(0, i), self.features) for i in range(len(self.layers)))
+        return tuple(
+            InjectionSpec(format_slot_id(0, i), self.features, positions=()) for i in range(len(self.layers))
+        )
 
     def segment(self, index: int, x: Tensor, lanes: Lanes) -> Tensor:
         if index == len(self.layers):

@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina import movement
+from esper.kasmina.movement import Places
 from esper.leyline import PopulationError
 
 LANE_MULTIPLE = 8
@@ -108,7 +110,7 @@ def _sum_pixels(x: Tensor, batch: int) -> Tensor:
     return F.avg_pool2d(sums.permute(2, 1, 0, 3), (len(sums), 1), divisor_override=1)
 
 
-def _settled(x: Tensor, memory: torch.memory_format) -> Tensor:
+def settled(x: Tensor, memory: torch.memory_format) -> Tensor:
     """`x`, its gradient in this memory order."""
     return _SettledGradient.apply(x, memory) if x.requires_grad else x
 
@@ -139,7 +141,7 @@ def batched_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         out = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
     # The bias' gradient is a sum, which runs in memory order.
-    return _settled(out, torch.contiguous_format)[:, :samples, :outputs]
+    return settled(out, torch.contiguous_format)[:, :samples, :outputs]
 
 
 class PopulationLayer(nn.Module):
@@ -517,36 +519,42 @@ class Layout:
     image: bool
 
     def take(self, x: Tensor, lanes: int, index: Tensor) -> Tensor:
-        """The lanes at `index` (repeats allowed), in that order."""
-        if not self.image:
-            return x.index_select(0, index)
-        return self._join(self._split(x, lanes).index_select(3, index))
+        """The lanes at `index` (repeats allowed), in that order. No gradient passes."""
+        return movement.take(x, lanes, Places(index, len(index)), image=self.image)
 
-    def put(self, x: Tensor, lanes: int, index: Tensor, pieces: Sequence[tuple[Tensor, int, int]]) -> Tensor:
-        """A copy of `x` in which the lanes at `index` are replaced by those of the pieces, each given as
-        (activations, number of lanes, number of lanes that are not padding). Images are cut with lanes
-        outermost but one, so that gradients stay channels_last."""
-        if not self.image:
-            return x.index_copy(0, index, torch.cat([piece[:count] for piece, _, count in pieces]))
-        cut = [self._split(piece, n)[:, :, :, :count] for piece, n, count in pieces]
-        return self._join(
-            self._split(x, lanes).index_copy(3, index, cut[0] if len(cut) == 1 else torch.cat(cut, 3))
-        )
+    def part(self, x: Tensor, lanes: int, places: Sequence[Places]) -> tuple[Tensor, list[Tensor]]:
+        """`x` itself and copies of some of its lanes, for `reunite`; with gradients."""
+        return movement.part(x, lanes, places, image=self.image)
+
+    def reunite(self, rest: Tensor, lanes: int, places: Sequence[Places], pieces: Sequence[Tensor]) -> Tensor:
+        """The lanes of `rest`, those that were taken apart replaced by the pieces; with gradients."""
+        return movement.reunite(rest, lanes, places, pieces, image=self.image)
+
+    def line_up(self, pieces: Sequence[tuple[Tensor, int, int]], lanes: int) -> Tensor:
+        """Lanes of all pieces side by side, filled up with the first to `lanes`. Pieces are given as
+        (activations, number of lanes, number of lanes that count)."""
+        axis = 3 if self.image else 0
+        cut = []
+        for piece, n, count in pieces:
+            by_lane = piece.permute(0, 2, 3, 1).unflatten(3, (n, -1)) if self.image else piece
+            cut.append(by_lane.narrow(axis, 0, count))
+        first = next(part for part in cut if part.shape[axis]).narrow(axis, 0, 1)
+        cut += [first] * (lanes - sum(count for *_, count in pieces))
+        out = torch.cat(cut, axis)
+        return out.flatten(3).permute(0, 3, 1, 2) if self.image else out
 
     def cat(self, x: Tensor, y: Tensor) -> Tensor:
         """The lanes of both, side by side."""
         return torch.cat([x, y], 1 if self.image else 0)
 
-    def zero_after(self, x: Tensor, lanes: int, count: int) -> Tensor:
-        """`x` with all lanes but the first `count` set to 0, in place."""
-        tail = self._split(x, lanes)[:, :, :, count:] if self.image else x[count:]
-        tail.zero_()
-        return x
+    def take_real(self, x: Tensor, lanes: int, places: Places) -> Tensor:
+        """These lanes, 0 in those that are padding. No gradient passes."""
+        return movement.take_real(x, lanes, places, image=self.image)
 
     def settle(self, x: Tensor) -> Tensor:
         """`x`, its gradient in the same memory order whatever comes after it: sums run in memory order, and a
         lane's must not depend on whether it was moved."""
-        return _settled(x, torch.channels_last) if self.image else x
+        return settled(x, torch.channels_last) if self.image else x
 
     def per_lane(self, values: Tensor, x: Tensor, lanes: int) -> Tensor:
         """One value per lane, shaped to broadcast over its activations."""
@@ -557,14 +565,6 @@ class Layout:
     def scale(self, x: Tensor, factor: Tensor, lanes: Lanes) -> Tensor:
         """`x` times a factor that broadcasts over pixels (images) or features."""
         return scale_channels(x, factor, lanes) if self.image else x * factor
-
-    @staticmethod
-    def _split(x: Tensor, lanes: int) -> Tensor:
-        return x.permute(0, 2, 3, 1).unflatten(3, (lanes, -1))
-
-    @staticmethod
-    def _join(x: Tensor) -> Tensor:
-        return x.flatten(3).permute(0, 3, 1, 2)
 
 
 IMAGE, SEQUENCE = Layout(image=True), Layout(image=False)

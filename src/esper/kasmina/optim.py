@@ -7,7 +7,8 @@ surviving parameters is kept, a row that begins or ends starts from zero, and on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,8 +68,8 @@ class Bank:
     """[P] counter of each row's beginnings and endings, as of the last step."""
     learning: Tensor
     """[P] bool: rows that the optimizer may move."""
-    frozen: bool
-    """Some row takes part in a pass and may still not move, so its gradient must be taken out."""
+    still: Tensor | None
+    """Rows that do not learn, where one of them may take part in a pass: its gradient must be taken out."""
     bias: Tensor
     """[P, 2] 1 − β1ᵗ and 1 − β2ᵗ after the row's t updates (Adam's bias corrections), kept by recurrence: `β
     ** t` rounds differently with the length of the vector, and a row must not depend on how many others there
@@ -77,6 +78,17 @@ class Bank:
     """[P] number of the row's updates, counted while it warms up."""
     state: dict[str, list[Tensor]]
     """Moment name → one tensor per parameter."""
+    tables: list[Tensor] = field(default_factory=list)
+    """The parameters as views `[P, n]`."""
+    state_tables: dict[str, list[Tensor]] = field(default_factory=dict)
+    """The moments as views `[P, n]`."""
+
+    def lay_out(self) -> None:
+        """Make the views anew: a parameter's memory may have been replaced."""
+        self.tables = [p.detach().view(len(p), -1) for p in self.parameters.values()]
+        self.state_tables = {
+            moment: [t.view(len(t), -1) for t in tensors] for moment, tensors in self.state.items()
+        }
 
     def forget(self, rows: Tensor | int) -> None:
         """Back to the state of a row that has never learned."""
@@ -103,6 +115,49 @@ class GradientStats:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A bank that a pass has reached, in its group, and its gradients as tables `[P, n]`."""
+
+    group: str
+    bank: Bank
+    grads: list[Tensor]
+
+
+class Norms:
+    """Norms of a step's gradients before clipping: of each group of each row, and of each tensor."""
+
+    def __init__(self, work: Sequence[Work]) -> None:
+        # One row of norms for each tensor, one column for each network.
+        norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for w in work for g in w.grads])
+        self._parts = norms.split([len(w.grads) for w in work])
+        self._owners = [(w.group, w.bank.learning) for w in work]
+        # Squares add up within a bank first: banks of other rows add exactly 0 to a row's sum.
+        squares: dict[str, list[Tensor]] = {}
+        for w, part in zip(work, self._parts, strict=True):
+            squares.setdefault(w.group, []).append(part.square().sum(0))
+        self.totals = {group: torch.stack(parts).sum(0).sqrt() for group, parts in squares.items()}
+
+    @cached_property
+    def stats(self) -> GradientStats:
+        """What is worth knowing; computed when asked for, which is once per epoch."""
+        norm = {group: total for group, total in self.totals.items() if group != "host"}
+        vanishing, exploding = {}, {}
+        for group in norm:
+            parts = [
+                (learning, part)
+                for (owner, learning), part in zip(self._owners, self._parts, strict=True)
+                if owner == group
+            ]
+            norms = torch.cat([part for _, part in parts])
+            # A row's seed lives in one bank (and perhaps the gate's): only its own tensors count.
+            own = torch.cat([learning.expand(len(part), -1) for learning, part in parts])
+            count = own.sum(0).clamp(min=1)
+            vanishing[group] = (own & (norms < VANISHING)).sum(0) / count
+            exploding[group] = (own & ~(norms <= EXPLODING)).sum(0) / count
+        return GradientStats(self.totals["host"], norm, vanishing, exploding)
+
+
 class PopulationOptimizer:
     """SGD with momentum, or AdamW, on the rows of a population."""
 
@@ -117,7 +172,7 @@ class PopulationOptimizer:
         self.host_decay = one_per_row * self.config.host_decay
         self.seed_decay = one_per_row * self.config.seed_decay
         self.clip = one_per_row * self.config.clip
-        self.stats: GradientStats | None = None
+        self._norms: Norms | None = None
         # Banks that are clipped together: those of "host", and those of each slot.
         self.groups: dict[str, dict[str, Bank]] = {}
         self._version = -1
@@ -140,7 +195,11 @@ class PopulationOptimizer:
             if reborn.any():
                 known.forget(reborn)
             known.births, known.learning = births, torch.tensor(spec.learning, device=self.host_lr.device)
-            known.frozen = spec.frozen
+            known.still = None
+            if spec.frozen and not all(spec.learning):
+                still = [row for row, learns in enumerate(spec.learning) if not learns]
+                known.still = torch.tensor(still, device=self.host_lr.device)
+            known.lay_out()
             self.groups.setdefault(spec.group, {})[spec.name] = known
         self._version = self.model.version
 
@@ -152,7 +211,7 @@ class PopulationOptimizer:
             parameters,
             torch.zeros(population, dtype=torch.long),
             torch.zeros(population, dtype=torch.bool),
-            False,
+            None,
             self.host_lr.new_zeros(population, 2),
             self.host_lr.new_zeros(population),
             state,
@@ -170,80 +229,68 @@ class PopulationOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Clip each group of each row, then move the rows that learn."""
+        """Clip each group of each row, then move the rows that learn. All tensors of all banks go through
+        each operation in one call."""
         self.sync()
-        host_norm, norm, vanishing, exploding = None, {}, {}, {}
-        for name, banks in self.groups.items():
-            work = [(bank, grads) for bank in banks.values() if (grads := self._gradients(bank)) is not None]
-            if not work:
-                continue
-            # One row of norms for each tensor, one column for each network.
-            norms = torch.stack(
-                [torch.linalg.vector_norm(g.flatten(1), dim=1) for _, grads in work for g in grads]
-            )
-            # Squares add up within a bank first: banks of other rows add exactly 0 to a row's sum.
-            squares = [part.square().sum(0) for part in norms.split([len(grads) for _, grads in work])]
-            total = torch.stack(squares).sum(0).sqrt()
-            if name == "host":
-                host_norm = total
-            else:
-                norm[name] = total
-                vanishing[name], exploding[name] = self._health(work, norms)
-            scale = (self.clip / (total + 1e-6)).clamp(max=1.0)
-            for bank, grads in work:
-                torch._foreach_mul_(grads, _columns(scale, grads))
-                self._update(bank, grads, is_host=name == "host")
-        assert host_norm is not None, "step() needs a backward pass first"
-        self.stats = GradientStats(host_norm, norm, vanishing, exploding)
+        work = [
+            Work(group, bank, grads)
+            for group, banks in self.groups.items()
+            for bank in banks.values()
+            if (grads := _gradients(bank)) is not None
+        ]
+        assert [w.group for w in work[:1]] == ["host"], "step() needs a backward pass first"
+        self._norms = Norms(work)
+        clipped = {
+            group: (self.clip / (total + 1e-6)).clamp(max=1.0) for group, total in self._norms.totals.items()
+        }
+        grads = [g for w in work for g in w.grads]
+        torch._foreach_mul_(grads, _columns(torch.stack([clipped[w.group] for w in work]), work))
+        self._update(work, grads)
 
-    @staticmethod
-    def _health(work: list[tuple[Bank, list[Tensor]]], norms: Tensor) -> tuple[Tensor, Tensor]:
-        # A row's seed lives in one bank (and perhaps the gate's): only its own tensors count.
-        own = torch.cat([bank.learning.expand(len(grads), -1) for bank, grads in work])
-        count = own.sum(0).clamp(min=1)
-        return (own & (norms < VANISHING)).sum(0) / count, (own & ~(norms <= EXPLODING)).sum(0) / count
+    @property
+    def stats(self) -> GradientStats | None:
+        """Gradients of the last step."""
+        return None if self._norms is None else self._norms.stats
 
-    def _gradients(self, bank: Bank) -> list[Tensor] | None:
-        """The bank's gradients, 0 in rows that do not learn; None where no pass reached the bank."""
-        parameters = list(bank.parameters.values())
-        if not parameters or all(p.grad is None for p in parameters):
-            return None
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if not bank.frozen:
-            return grads
-        # Rows that take no part in a pass have no gradient. That of a frozen one is selected out, not
-        # multiplied by 0: it may be NaN.
-        return [torch.where(_column(bank.learning, g), g, 0.0) for g in grads]
-
-    def _update(self, bank: Bank, grads: list[Tensor], *, is_host: bool) -> None:
-        parameters = list(bank.parameters.values())
-        learning = bank.learning
-        lr = torch.where(learning, self.host_lr if is_host else self.seed_lr, 0.0)
-        decay = torch.where(learning, self.host_decay if is_host else self.seed_decay, 0.0)
+    def _update(self, work: list[Work], grads: list[Tensor]) -> None:
+        """K banks, P rows: each bank's rates are a row of [K, P]."""
+        tables = [table for w in work for table in w.bank.tables]
+        seeds = torch.tensor([[w.group != "host"] for w in work], device=self.host_lr.device)
+        learning = torch.stack([w.bank.learning for w in work])
+        lr = torch.where(learning, torch.where(seeds, self.seed_lr, self.host_lr), 0.0)
+        decay = torch.where(learning, torch.where(seeds, self.seed_decay, self.host_decay), 0.0)
         keep = torch.where(learning, self.momentum, 1.0)
-        if self.config.newborn_warmup and not is_host:
-            bank.updates += learning
-            lr = lr * (bank.updates / self.config.newborn_warmup).clamp(max=1.0)
+        if self.config.newborn_warmup:
+            updates = torch.stack([w.bank.updates for w in work]) + (learning & seeds)
+            share = (updates / self.config.newborn_warmup).clamp(max=1.0)
+            lr = lr * torch.where(seeds, share, 1.0)
+            for w, count in zip(work, updates.unbind(0), strict=True):
+                w.bank.updates = count
         if self.config.kind == "sgd":
-            momentum = bank.state["momentum"]
-            torch._foreach_addcmul_(grads, parameters, _columns(decay, parameters))
-            torch._foreach_mul_(momentum, _columns(keep, momentum))
+            momentum = _moments(work, "momentum")
+            torch._foreach_addcmul_(grads, tables, _columns(decay, work))
+            torch._foreach_mul_(momentum, _columns(keep, work))
             torch._foreach_add_(momentum, grads)
-            torch._foreach_addcmul_(parameters, momentum, _columns(-lr, parameters))
+            torch._foreach_addcmul_(tables, momentum, _columns(-lr, work))
             return
         beta2 = torch.where(learning, torch.full_like(lr, self.config.beta2), 1.0)
         gain2 = torch.where(learning, torch.full_like(lr, 1 - self.config.beta2), 0.0)
-        bank.bias += torch.stack([1 - keep, gain2], 1) * (1 - bank.bias)
+        bias = torch.stack([w.bank.bias for w in work])
+        bias = bias + torch.stack([1 - keep, gain2], 2) * (1 - bias)
+        for w, correction in zip(work, bias.unbind(0), strict=True):
+            w.bank.bias = correction
         # A row that has never learned does not move: any divisor but 0 will do.
-        bias1, bias2 = torch.where(bank.bias > 0, bank.bias, 1.0).unbind(1)
-        torch._foreach_mul_(parameters, _columns(1 - lr * decay, parameters))
-        for p, g, mean, square in zip(
-            parameters, grads, bank.state["mean"], bank.state["square"], strict=True
-        ):
-            mean.mul_(_column(keep, p)).addcmul_(g, _column(1 - keep, p))
-            square.mul_(_column(beta2, p)).addcmul_(g * g, _column(1 - beta2, p))
-            root = (square / _column(bias2, p)).sqrt_().add_(self.config.eps)
-            p.addcmul_(mean / root, _column(-lr / bias1, p))
+        bias1, bias2 = torch.where(bias > 0, bias, 1.0).unbind(2)
+        torch._foreach_mul_(tables, _columns(1 - lr * decay, work))
+        mean, square = _moments(work, "mean"), _moments(work, "square")
+        torch._foreach_mul_(mean, _columns(keep, work))
+        torch._foreach_addcmul_(mean, grads, _columns(1 - keep, work))
+        torch._foreach_mul_(square, _columns(beta2, work))
+        torch._foreach_addcmul_(square, torch._foreach_mul(grads, grads), _columns(1 - beta2, work))
+        root = torch._foreach_div(square, _columns(bias2, work))
+        torch._foreach_sqrt_(root)
+        torch._foreach_add_(root, self.config.eps)
+        torch._foreach_addcmul_(tables, torch._foreach_div(mean, root), _columns(-lr / bias1, work))
 
     @property
     def param_groups(self) -> list[dict[str, list[Tensor]]]:
@@ -296,12 +343,31 @@ def load_row(places: dict[str, Tensor], values: dict[str, Tensor], row: int, *, 
         target.copy_(values[name])
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    return values.view(-1, *(1,) * (like.dim() - 1))
+def _gradients(bank: Bank) -> list[Tensor] | None:
+    """The bank's gradients as tables `[P, n]`, 0 in rows that do not learn; None where no pass reached it."""
+    given = [p.grad for p in bank.parameters.values()]
+    if all(g is None for g in given):
+        return None
+    grads = [
+        torch.zeros_like(table) if g is None else g.view(len(g), -1)
+        for g, table in zip(given, bank.tables, strict=True)
+    ]
+    if bank.still is not None:
+        # Rows that take no part in a pass have no gradient. That of one that may not move is overwritten, not
+        # multiplied by 0: it may be NaN.
+        for g in grads:
+            g.index_fill_(0, bank.still, 0.0)
+    return grads
 
 
-def _columns(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    return [_column(values, t) for t in like]
+def _columns(values: Tensor, work: Sequence[Work]) -> list[Tensor]:
+    """Values [K, P] of the banks as one column [P, 1] for each of their tensors."""
+    columns = values.unsqueeze(2).unbind(0)
+    return [column for column, w in zip(columns, work, strict=True) for _ in w.grads]
+
+
+def _moments(work: Sequence[Work], moment: str) -> list[Tensor]:
+    return [table for w in work for table in w.bank.state_tables[moment]]
 
 
 Criterion = Callable[[Tensor, Tensor], Tensor]

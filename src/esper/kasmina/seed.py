@@ -89,14 +89,19 @@ class Seed:
 
     def record_contribution(self, contribution: float) -> None:
         """Record a fresh leave-one-out measurement and update its smoothed change per measurement."""
-        velocity = self.metrics.contribution_velocity
+        velocity, first = self.metrics.contribution_velocity, self.metrics.first_contribution
         if self.metrics.contribution is not None:
             change = contribution - self.metrics.contribution
             if velocity is None:
                 velocity = change
             else:
                 velocity = VELOCITY_DECAY * velocity + (1 - VELOCITY_DECAY) * change
-        self.update_metrics(contribution=contribution, contribution_velocity=velocity, contribution_age=0)
+        self.update_metrics(
+            contribution=contribution,
+            first_contribution=contribution if first is None else first,
+            contribution_velocity=velocity,
+            contribution_age=0,
+        )
 
     @property
     def is_graft(self) -> bool:

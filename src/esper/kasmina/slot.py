@@ -18,7 +18,6 @@ from esper.kasmina.gates import check_gate
 from esper.kasmina.layers import seed_row
 from esper.kasmina.seed import GATE_BANK, Seed
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     CLOCK,
     GRAFT,
     TRANSITIONS,
@@ -45,6 +44,7 @@ from esper.leyline import (
     TransitionError,
     Veto,
     allowed,
+    blueprint_index,
     legal_ops,
 )
 
@@ -68,7 +68,8 @@ class SeedSlot(nn.Module):
         self, spec: InjectionSpec, topology: Topology, population: int, *, gates: GateConfig, pacing: Pacing
     ) -> None:
         super().__init__()
-        self.slot_id, self.channels, self.line = spec.slot_id, spec.channels, spec.line
+        self.slot_id, self.channels = spec.slot_id, spec.channels
+        self.line, self.positions = spec.line, spec.positions
         self.topology, self.population = topology, population
         self.gate_config, self.pacing = gates, pacing
         self.seeds: list[Seed | None] = [None] * population
@@ -240,7 +241,7 @@ class SeedSlot(nn.Module):
             slot_id=self.slot_id,
             seed_id=seed.seed_id,
             blueprint_id=seed.blueprint_id,
-            blueprint_index=BLUEPRINT_ID_TO_INDEX[seed.blueprint_id],
+            blueprint_index=blueprint_index(seed.blueprint_id),
             stage=seed.stage,
             alpha=seed.alpha.alpha,
             alpha_target=seed.alpha.target,
@@ -362,7 +363,9 @@ class SeedSlot(nn.Module):
         """A bank for this slot, not yet part of it."""
         if name == GATE_BANK:
             return Gate(population, self.channels, image=self.topology == "cnn")
-        return build_blueprint(self.topology, name, population, self.channels, line=self.line)
+        return build_blueprint(
+            self.topology, name, population, self.channels, line=self.line, positions=self.positions
+        )
 
     def adopt(self, row: int, seed: Seed | None) -> None:
         """Make room for a seed whose weights the caller writes next, or empty the row."""

@@ -6,11 +6,11 @@ Head order, member order and values are a contract: saved policies, buffers and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Literal
+
+from esper.leyline.blueprints import NOOP, blueprint_id, blueprint_ids
 
 Topology = Literal["cnn", "transformer", "mlp"]
 
@@ -22,24 +22,6 @@ class LifecycleOp(IntEnum):
     PRUNE = 3
     FOSSILIZE = 4
     ADVANCE = 5
-
-
-class BlueprintAction(IntEnum):
-    NOOP = 0
-    CONV_LIGHT = 1
-    ATTENTION = 2
-    NORM = 3
-    DEPTHWISE = 4
-    BOTTLENECK = 5
-    CONV_SMALL = 6
-    CONV_HEAVY = 7
-    LORA = 8
-    LORA_LARGE = 9
-    MLP_SMALL = 10
-    MLP = 11
-    FLEX_ATTENTION = 12
-    RESIDUAL = 13
-    TRANSFORMER_BLOCK = 14
 
 
 class GerminationStyle(IntEnum):
@@ -120,8 +102,6 @@ OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE =
 
 # Lookup tables, indexed by the enum's value.
 OP_NAMES = tuple(op.name for op in LifecycleOp)
-BLUEPRINT_IDS = tuple(b.name.lower() for b in BlueprintAction)
-BLUEPRINT_ID_TO_INDEX: Mapping[str, int] = MappingProxyType({name: i for i, name in enumerate(BLUEPRINT_IDS)})
 STYLE_BLEND_IDS = ("linear", "linear", "sigmoid", "gated")
 STYLE_ALPHA_ALGORITHMS = (
     AlphaAlgorithm.ADD,
@@ -143,44 +123,11 @@ ALPHA_CURVE_VALUES = (
 )
 ALPHA_CURVE_STEEPNESS = (12.0, 12.0, 6.0, 12.0, 24.0)
 
-_SHARED = frozenset({BlueprintAction.NOOP, BlueprintAction.NORM})
-BLUEPRINTS_BY_TOPOLOGY: Mapping[Topology, frozenset[BlueprintAction]] = MappingProxyType(
-    {
-        "cnn": _SHARED
-        | {
-            BlueprintAction.ATTENTION,
-            BlueprintAction.CONV_LIGHT,
-            BlueprintAction.DEPTHWISE,
-            BlueprintAction.BOTTLENECK,
-            BlueprintAction.CONV_SMALL,
-            BlueprintAction.CONV_HEAVY,
-            BlueprintAction.RESIDUAL,
-        },
-        "transformer": _SHARED
-        | {
-            BlueprintAction.ATTENTION,
-            BlueprintAction.LORA,
-            BlueprintAction.LORA_LARGE,
-            BlueprintAction.MLP_SMALL,
-            BlueprintAction.MLP,
-            BlueprintAction.FLEX_ATTENTION,
-            BlueprintAction.TRANSFORMER_BLOCK,
-        },
-        "mlp": _SHARED
-        | {
-            BlueprintAction.LORA,
-            BlueprintAction.LORA_LARGE,
-            BlueprintAction.MLP_SMALL,
-            BlueprintAction.MLP,
-        },
-    }
-)
-
 HEAD_NAMES = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 NUM_HEADS = len(HEAD_NAMES)
 HEAD_ENUMS: tuple[type[IntEnum] | None, ...] = (
     None,
-    BlueprintAction,
+    None,
     GerminationStyle,
     TempoAction,
     AlphaTargetAction,
@@ -188,7 +135,7 @@ HEAD_ENUMS: tuple[type[IntEnum] | None, ...] = (
     AlphaCurveAction,
     LifecycleOp,
 )
-"""The slot head has no enum: its size is the number of slots."""
+"""Two heads have no enum: the number of slots is the network's, and blueprints are open."""
 
 #  op \ head           slot   blueprint style  tempo  target speed  curve  op
 RELEVANCE: tuple[tuple[bool, ...], ...] = (
@@ -205,7 +152,7 @@ lower one."""
 
 IRRELEVANT_VALUES = (
     0,
-    BlueprintAction.NOOP,
+    NOOP,
     GerminationStyle.SIGMOID_ADD,
     TempoAction.INSTANT,
     AlphaTargetAction.FULL,
@@ -217,8 +164,8 @@ IRRELEVANT_VALUES = (
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
-    """Number of choices of each head, in head order."""
-    return tuple(num_slots if enum is None else len(enum) for enum in HEAD_ENUMS)
+    """Number of choices of each head, in head order, with the blueprints that are registered now."""
+    return num_slots, len(blueprint_ids()), *(len(enum) for enum in HEAD_ENUMS if enum is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +173,16 @@ class FactoredAction:
     """One decision for one network."""
 
     slot_idx: int
-    blueprint: BlueprintAction
+    blueprint: int
     style: GerminationStyle
     tempo: TempoAction
     alpha_target: AlphaTargetAction
     alpha_speed: AlphaSpeedAction
     alpha_curve: AlphaCurveAction
     op: LifecycleOp
+
+    def __post_init__(self) -> None:
+        blueprint_id(self.blueprint)
 
     @classmethod
     def from_indices(
@@ -251,7 +201,7 @@ class FactoredAction:
             raise ValueError(f"slot index {slot} is negative")
         return cls(
             slot,
-            BlueprintAction(blueprint),
+            blueprint,
             GerminationStyle(style),
             TempoAction(tempo),
             AlphaTargetAction(alpha_target),

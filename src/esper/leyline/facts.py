@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 TRAITS = ("reach", "mixes_space", "mixes_channels", "multiplies")
-"""What a blueprint does to its input, measured from the module.
+"""What a blueprint does to its input, measured from the module. The means and variances of norms count as
+constants: through them every output reads every input, a little.
 
-reach: share of the positions of the map, along its longest side, that one output position reads.
+reach: share of the positions of the map, along its longest side, that one output position reads; of all
+    output positions, the one that reads most.
 mixes_space: 1 if an output position reads other positions.
 mixes_channels: 1 if an output channel reads other channels of the same position.
 multiplies: 1 if the output is a product with the input, so that it is 0 wherever the input is.

@@ -18,8 +18,8 @@ PHASES = ("train", "validate", "sense", "decide", "act", "record", "update")
 
 
 class FieldKind(StrEnum):
-    """Type of a field's values. `numbers`, `counts` and `flags` map names to values, `lists` maps them to
-    lists of text; `texts` is a list."""
+    """Type of a field's values. `numbers`, `counts`, `flags` and `labels` map names to values, `lists` maps
+    them to lists of text; `texts` is a list, `vector` a list of numbers in single precision."""
 
     FLOAT = "float"
     INT = "int"
@@ -30,6 +30,8 @@ class FieldKind(StrEnum):
     COUNTS = "counts"
     FLAGS = "flags"
     LISTS = "lists"
+    LABELS = "labels"
+    VECTOR = "vector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,21 @@ _LAST_ACTION = (
         "ratio",
         "Gradient norm of each training seed relative to its host, by slot; measured at level debug.",
     ),
+    _map("slot_probs", "share", "Probability of each legal operation on a slot (`OP slot`)."),
+    _map(
+        "vetoes",
+        "",
+        "Reasons why operations on a slot were not legal (`OP slot`). A pair without one was legal, or its "
+        "slot was empty.",
+        FieldKind.LABELS,
+    ),
+    _map("sensors", "", "Growth sensors as measured (`slot sensor`)."),
+    Metric(
+        "observation",
+        "",
+        "Numbers that the policy saw; run_started.observed has their names.",
+        FieldKind.VECTOR,
+    ),
 )
 _T = TelemetryEventType
 EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
@@ -266,6 +283,12 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
                 integer("episode_length", "epochs", "Number of epochs of the longest episode."),
                 _texts("slots", "Names of the slots of all tasks, each once."),
                 integer("host_params", "parameters", "Number of parameters of the first task's host."),
+                _map(
+                    "depths",
+                    "share",
+                    "Place of each slot among those that activations pass, in the first task that has it: 0 "
+                    "first, 1 last.",
+                ),
                 _map(
                     "slots_by_task",
                     "",
@@ -284,6 +307,14 @@ EVENTS: Mapping[TelemetryEventType, EventSpec] = MappingProxyType(
                     "parameters",
                     "Number of parameters of each task's host.",
                     FieldKind.COUNTS,
+                ),
+                _map(
+                    "observed_by_task",
+                    "",
+                    "Names of the numbers in last_action.observation: features of the network, then of each "
+                    "slot (`slot feature`), then quotes (`slot blueprint feature`). `… known` is 0 where a "
+                    "feature was not measured.",
+                    FieldKind.LISTS,
                 ),
             ),
         ),

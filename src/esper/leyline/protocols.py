@@ -33,11 +33,12 @@ class GovernorReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyObservation:
-    """Input of a policy, batched over envs. E envs, S slots."""
+    """Input of a policy, batched over envs. E envs, S slots, B registered blueprints."""
 
     base: Tensor  # [E, Db]
     slots: Tensor  # [E, S, Ds]
-    blueprints: Tensor  # [E, S] int64, −1 where the slot is empty
+    quotes: Tensor  # [E, S, B, Dq], what each blueprint would cost and do in each slot; zeros: not offered
+    blueprints: Tensor  # [E, S] int64, −1 where the slot is empty; for scripted policies, not for networks
     exists: Tensor = field(default=None)  # type: ignore[assignment]  # [E, S] bool
     """False where a row is only filled up to the number of slots of another task; default: all True."""
     family: Tensor = field(default=None)  # type: ignore[assignment]  # [E] int64
@@ -52,11 +53,11 @@ class PolicyObservation:
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """Legal values of each head. True means allowed."""
+    """Legal values of each head. True means allowed. B registered blueprints."""
 
     op: Tensor  # [E, 6]
     slot_by_op: Tensor  # [E, 6, S]
-    blueprint: Tensor  # [E, 15]
+    blueprint: Tensor  # [E, B]
     style: Tensor  # [E, 4]
     tempo: Tensor  # [E, 4]
     alpha_target: Tensor  # [E, 3]
@@ -74,6 +75,7 @@ class PolicyStep:
     value: Tensor  # [E]
     op_probs: Tensor  # [E, 6]
     hidden: tuple[Tensor, Tensor] | None
+    slot_probs: Tensor | None = None  # [E, 6, S] of each slot given the op; None: the policy has none
 
 
 class PolicyProtocol(Protocol):

@@ -30,6 +30,8 @@ class SeedMetrics:
     stage_start_accuracy: float | None = None
     contribution: float | None = None
     """Leave-one-out: accuracy of the network minus its accuracy without this seed."""
+    first_contribution: float | None = None
+    """The first that was measured: later ones grow because the host comes to rely on the seed."""
     contribution_velocity: float | None = None
     contribution_age: int | None = None
     """Epochs since the contribution was measured."""
@@ -151,12 +153,31 @@ def stack_reports(reports: Sequence[Mapping[str, SeedStateReport]], slots: SlotC
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """How far a training run has come. NaN: the horizon is unknown."""
+
+    epoch: int
+    """Number of epochs that are over."""
+    progress: float
+    """Share of the budget that is spent."""
+    epochs_left: float
+    """Estimate where the budget does not count epochs."""
+    steps_left: float
+    """Optimizer steps."""
+
+    @classmethod
+    def of_epochs(cls, epoch: int, epochs: float, steps_per_epoch: float) -> TimeLeft:
+        """Where the budget is a number of epochs; NaN: unknown."""
+        left = epochs - epoch
+        return cls(epoch, epoch / epochs, left, left * steps_per_epoch)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSignals:
     """One network's training run at the end of one epoch."""
 
-    epoch: int
-    max_epochs: int
+    time: TimeLeft
     train_loss: float
     train_accuracy: float
     val_loss: float

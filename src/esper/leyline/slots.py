@@ -33,6 +33,9 @@ class InjectionSpec:
     channels: int
     line: bool = False
     """Whether the features are images of height 1."""
+    positions: tuple[int, ...] | None = None
+    """Height and width of an image, length of a sequence, () for vectors, at the host's own size; None:
+    unknown."""
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)

@@ -32,6 +32,8 @@ ARROW_TYPES: Mapping[FieldKind, pa.DataType] = {
     FieldKind.COUNTS: pa.map_(pa.string(), pa.int64()),
     FieldKind.FLAGS: pa.map_(pa.string(), pa.bool_()),
     FieldKind.LISTS: pa.map_(pa.string(), pa.list_(pa.string())),
+    FieldKind.LABELS: pa.map_(pa.string(), pa.string()),
+    FieldKind.VECTOR: pa.list_(pa.float32()),
 }
 SCHEMAS = {
     table: pa.schema([(f.name, ARROW_TYPES[f.kind]) for f in (*CONTEXT, *EVENTS[kind].fields)])
@@ -80,7 +82,7 @@ class ParquetOutput:
             path = _path(self.directory, table, round_idx)
             rows = _columns(table, self._rows[table, round_idx])
             if path.exists():  # a checkpoint within the round wrote the first part of it
-                rows = pa.concat_tables([_read(path, table), rows], promote_options="default")
+                rows = pa.concat_tables([read_file(path, table), rows], promote_options="default")
             _write(path, rows)
             del self._rows[table, round_idx]
         sync_directory(self.directory)
@@ -115,7 +117,7 @@ def read_table(directory: str | os.PathLike[str], name: str) -> pa.Table:
     """All rows of a table in order; no rows if none were written. An error names the file that is damaged."""
     if name not in SCHEMAS:
         raise TelemetryError(f"table {name!r} is unknown; {allowed(SCHEMAS)}")
-    parts = [_read(path, name) for path in _files(Path(directory), name)]
+    parts = [read_file(path, name) for path in _files(Path(directory), name)]
     return pa.concat_tables([SCHEMAS[name].empty_table(), *parts], promote_options="default")
 
 
@@ -140,7 +142,7 @@ def truncate_tables(directory: Path, seq: int, finished: tuple[int, int] | None 
         )
     for name in SCHEMAS:
         for path in reversed(_files(directory, name)):
-            rows = _read(path, name)
+            rows = read_file(path, name)
             kept = rows.filter(keep)
             if len(kept) == len(rows):
                 break  # positions only grow, so earlier rounds are complete
@@ -160,9 +162,10 @@ def _files(directory: Path, table: str) -> list[Path]:
     return sorted(directory.glob(f"{table}-*.parquet"), key=lambda path: (len(path.name), path.name))
 
 
-def _read(path: Path, name: str) -> pa.Table:
-    """A file of the table `name`, its columns checked against the registry's types."""
-    table = _open(path, pq.read_table)
+def read_file(path: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """A file of the table `name`, or some of its columns and `seq`, checked against the registry's types."""
+    wanted = None if columns is None else ["seq", *columns]
+    table = _open(path, lambda path: pq.ParquetFile(path).read(wanted))
     if "seq" not in table.column_names:
         raise TelemetryError(f"{path}: has no column seq, so it is not a table of a run")
     for column in SCHEMAS[name]:

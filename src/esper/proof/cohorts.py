@@ -48,14 +48,16 @@ def planned_fossils(task: TaskSpec, schedule: Schedule) -> tuple[Fossil, ...]:
     )
 
 
-def at_equal_flops(task: TaskSpec, fossils: Iterable[Sequence[Fossil]], flops: float) -> TaskSpec:
-    """The task with fewer epochs, so that networks that have these seeds from the first epoch spend `flops`
-    in the mean; rounded up to a whole epoch, in their favour. The learning rate decays over the shorter
-    episode."""
+def at_equal_flops(task: TaskSpec, fossils: Iterable[Sequence[Fossil]], flops: float) -> tuple[TaskSpec, int]:
+    """The task with fewer epochs, and the training steps of the last one, so that networks that have these
+    seeds from the first epoch spend `flops` in the mean; rounded up to a whole step, in their favour. The
+    learning rate decays over the shorter episode."""
     per_sample = cache(partial(_training_flops, task))
     mean = fmean(per_sample(tuple(seeds)) for seeds in fossils)
-    epochs = math.ceil(flops / (mean * task.steps_per_epoch * task.batch_size) - 1e-9)
-    return replace(task, episode_length=min(max(epochs, 1), task.episode_length))
+    steps = max(math.ceil(flops / (mean * task.batch_size) - 1e-9), 1)
+    steps = min(steps, task.episode_length * task.steps_per_epoch)
+    epochs = math.ceil(steps / task.steps_per_epoch)
+    return replace(task, episode_length=epochs), steps - (epochs - 1) * task.steps_per_epoch
 
 
 def _training_flops(task: TaskSpec, fossils: tuple[Fossil, ...]) -> int:

@@ -97,8 +97,14 @@ class Cohorts:
         """Play networks that have these seeds, by number, from the first epoch, with the FLOPs of
         `stratum`."""
         flops = float(np.mean([p.flops for p in stratum]))
-        task = at_equal_flops(self.task, fossils.values(), flops)
-        self.add(name, simple_makers(task, HELD_OUT)["static"], task, plant=with_fossils(fossils))
+        task, last_steps = at_equal_flops(self.task, fossils.values(), flops)
+        self.add(
+            name,
+            simple_makers(task, HELD_OUT)["static"],
+            task,
+            plant=with_fossils(fossils),
+            last_steps=last_steps,
+        )
 
     def values(self, name: str, measure: str) -> Array:
         """[strata, networks]"""

@@ -67,16 +67,19 @@ def play(
     networks: Sequence[int],
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
+    last_steps: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
-    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; `advance`
-    is called with the number of env-steps as they finish."""
+    """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; the last
+    epoch has `last_steps` training steps, by default as many as the others; `advance` is called with the
+    number of env-steps as they finish."""
     meter, played = FlopMeter(task.build_model(1, [0])), []
     for env in populations(task, networks, root_seed=root_seed, size=population):
         env.begin_round(0)
         if plant is not None:
             plant(env)
-        played += finish_round(env, task, make_policy([e.env_idx for e in env.envs]), meter, advance)
+        policy = make_policy([e.env_idx for e in env.envs])
+        played += finish_round(env, task, policy, meter, advance, last_steps=last_steps)
     return played
 
 
@@ -86,6 +89,8 @@ def finish_round(
     policy: PolicyProtocol,
     meter: FlopMeter,
     advance: Callable[[int], None] | None = None,
+    *,
+    last_steps: int | None = None,
 ) -> list[Played]:
     """Play a round that has begun to its end, and test the networks."""
     policy.begin(len(env.envs))
@@ -93,7 +98,10 @@ def finish_round(
     flops: list[int] = [0] * len(env.envs)
     decisions: list[list[Decision]] = [[] for _ in env.envs]
     for epoch in count(1):
-        env.train_epoch(epoch)
+        steps = task.steps_per_epoch
+        if epoch == task.episode_length and last_steps is not None:
+            steps = last_steps
+        env.train_epoch(epoch, steps=steps)
         env.validate(epoch)
         seen = env.sense(epoch)
         obs, masks = env.observe(seen)
@@ -106,7 +114,7 @@ def finish_round(
             kept[seen.rows, 0] = torch.tensor(result.valid)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, reports, outcome in zip(seen.rows, seen.reports, result.outcomes, strict=True):
-            flops[i] += meter.per_sample(reports) * task.steps_per_epoch * task.batch_size
+            flops[i] += meter.per_sample(reports) * steps * task.batch_size
             spec = outcome.spec
             if outcome.effective_op is not LifecycleOp.WAIT:
                 planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from esper._charts import RIGHT, WIDTH, document, escape, figure, number, stacked, table, tag, ticks
+from esper._page import freeze
 from esper._statistics import Estimate
+from esper._text import number
 from esper.leyline import LifecycleOp
 from esper.proof.compare import LEARNED
 
@@ -88,48 +89,25 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
 # -- the page ------------------------------------------------------------------------------------------------
 
 
-def intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> str:
-    """A dot with its interval for each name, and a line at 0 if the range includes it."""
-    left, step = 130, 22
-    low, high = min(e.low for e in rows.values()) * scale, max(e.high for e in rows.values()) * scale
-    margin = 0.05 * (high - low) or 1.0
-    low, high, height = low - margin, high + margin, step * len(rows) + 20
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (WIDTH - RIGHT - left)
-
-    parts = []
-    for at in ticks(low, high):
-        css = "limit" if abs(at) < 1e-12 else "grid"
-        parts += [
-            tag("line", css=css, x1=x(at), x2=x(at), y1=0, y2=height - 18),
-            tag("text", escape(f"{at:g}"), x=x(at), y=height - 5, text_anchor="middle"),
-        ]
-    for i, (name, estimate) in enumerate(rows.items()):
-        y = step * i + step / 2
-        hint = tag("title", escape(f"{name}: {_with_interval(estimate, scale)}"))
-        colour = "c1" if name == LEARNED else "c0"
-        parts += [
-            tag("text", escape(name), x=left - 8, y=y + 4, text_anchor="end"),
-            tag("line", css="total", x1=x(estimate.low * scale), x2=x(estimate.high * scale), y1=y, y2=y),
-            tag("circle", hint, css=colour, cx=x(estimate.value * scale), cy=y, r=4.5),
-        ]
-    return figure(title, note, tag("svg", "".join(parts), viewBox=f"0 0 {WIDTH} {height}", role="img"))
+def _intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> dict[str, Any]:
+    """A chart with a dot and its interval for each name."""
+    scaled = {name: [e.value * scale, e.low * scale, e.high * scale] for name, e in rows.items()}
+    return {"type": "intervals", "title": title, "note": note, "rows": scaled, "marked": LEARNED}
 
 
-def _figures(result: Mapping[str, Any]) -> list[str]:
+def _figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     figures = []
     for measure, kind, scale, head in COLUMNS:
         if head in FIGURES:
             average = "Mean" if kind == "mean" else "Interquartile mean"
             estimates = {name: row[measure][kind] for name, row in result["cohorts"].items()}
             note = f"{average} over the held-out networks, 95 % interval."
-            figures.append(intervals(head, note, estimates, scale))
+            figures.append(_intervals(head, note, estimates, scale))
     for measure, _, scale, head in COLUMNS:
         if head in FIGURES[:2] and result["learned_minus"]:
             estimates = {name: row[measure]["mean"] for name, row in result["learned_minus"].items()}
             note = "Mean of the paired differences, 95 % interval."
-            figures.append(intervals(f"learned − other, {head}", note, estimates, scale))
+            figures.append(_intervals(f"learned − other, {head}", note, estimates, scale))
     germinations = Counter(
         (decision.slot, decision.epoch)
         for stratum in result["episodes"].get(LEARNED, ())
@@ -142,7 +120,8 @@ def _figures(result: Mapping[str, Any]) -> list[str]:
         slots = sorted({slot for slot, _ in germinations})
         by_slot = {slot: [germinations[slot, epoch] for epoch in epochs] for slot in slots}
         note = "Germinations of the learned policies by epoch."
-        figures.append(stacked("Germinations", epochs, by_slot, note=note, x_label="epoch"))
+        data = {"x": list(epochs), "series": by_slot}
+        figures.append({"type": "bars", "title": "Germinations", "note": note, "x": "epoch", "data": data})
     return figures
 
 
@@ -156,22 +135,23 @@ def _schedule(result: Mapping[str, Any]) -> str:
     return " + ".join(plantings) or "not to grow"
 
 
-def _section(result: Mapping[str, Any]) -> str:
+def _section(result: Mapping[str, Any]) -> dict[str, Any]:
     """One task."""
     facts = f"host of {number(result['host_params'])} parameters; fixed schedule: {_schedule(result)}"
-    parts: list[str] = [
-        tag("h2", escape(result["task"])),
-        tag("p", escape(facts)),
-        tag("div", "".join(_figures(result)), css="grid"),
-    ]
+    blocks: list[dict[str, Any]] = [{"type": "note", "text": facts}, *_figures(result)]
     for title, heads, rows in tables(result):
         if rows:
-            parts += [tag("h3", escape(title)), table(heads, rows)]
-    for name, why in result["absent"].items():
-        parts.append(tag("p", escape(f"left out {name}: {why}"), css="absent"))
-    return tag("section", "".join(parts))
+            named = [dict(zip(heads, row, strict=True)) for row in rows]
+            blocks.append({"type": "table", "title": title, "rows": named})
+    blocks += [{"type": "note", "text": f"left out {name}: {why}"} for name, why in result["absent"].items()]
+    return {"id": result["task"], "title": result["task"], "blocks": blocks}
+
+
+def sections(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The comparison on each task as charts and tables, for the page and for `esper ui`."""
+    return [_section(result) for result in results]
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """The comparison on each task as one HTML page that loads nothing."""
-    return document(f"Proof: {results[0]['task']}", "", "".join(map(_section, results)))
+    """The comparison as one HTML page that loads nothing."""
+    return freeze(f"Proof: {results[0]['task']}", {"proof": sections(results)})

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.kasmina.blueprints import build_blueprint
+from esper.kasmina.blueprints import blueprint_names, build_blueprint
 from esper.kasmina.hosts import CNNHost, Host, build_host
 from esper.kasmina.layers import check_population
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import OptimizerConfig, PopulationOptimizer
 from esper.leyline import (
     AUTOMATIC_GATES,
-    BLUEPRINTS_BY_TOPOLOGY,
     GateConfig,
     GateLevel,
     Incubation,
@@ -187,11 +186,11 @@ class TaskSpec:
             raise EsperError(f"host: kernel is {kernel}, must be odd")
         if facts is not None:
             self._check_fit(facts)
-        channels = {spec.slot_id: spec.channels for spec in host.injection_specs()}
+        places = {spec.slot_id: spec for spec in host.injection_specs()}
         for slot_id in SlotConfig(self.slots).slot_ids:
-            if slot_id not in channels:
-                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(sorted(channels))}")
-        growable = sorted(b.name.lower() for b in BLUEPRINTS_BY_TOPOLOGY[host.topology] if b)
+            if slot_id not in places:
+                raise SlotIdError(f"slot {slot_id!r} is unknown to this host; {allowed(sorted(places))}")
+        growable = [name for name in blueprint_names(host.topology) if name != "noop"]
         if (
             not self.blueprints
             or len(set(self.blueprints)) < len(self.blueprints)
@@ -202,7 +201,10 @@ class TaskSpec:
             )
         with torch.device("meta"):
             for blueprint, slot_id in product(self.blueprints, self.slots):
-                build_blueprint(host.topology, blueprint, 1, channels[slot_id])
+                place = places[slot_id]
+                build_blueprint(
+                    host.topology, blueprint, 1, place.channels, line=place.line, positions=place.positions
+                )
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
         if self.conditions is not None and self.conditions.cripple_probability > 0 and kernel == 1:
@@ -628,7 +630,7 @@ for _spec in (
         host={"blocks": 3, "base": 4, "size": 40, "height": 1},
         slots=_slots(3, 1),
         dataset="mnist1d",
-        blueprints=_FASHION.blueprints,
+        blueprints=(*_FASHION.blueprints, "conv_1d"),
     ),
     _MNIST14,
     _variant(_MNIST14, "fashion14_baseline", dataset="fashion14"),

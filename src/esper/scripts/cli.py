@@ -26,6 +26,7 @@ COMMANDS = {
     "baseline": ("esper.scripts.baseline", "capture the results of short runs, and check them later"),
     "data": ("esper.scripts.data", "list the datasets, or download one"),
     "runs": ("esper.scripts.runs", "list runs and their status"),
+    "ui": ("esper.scripts.ui", "show runs in a browser, live: networks, decisions, comparisons, proofs"),
     "watch": ("esper.scripts.watch", "watch a run, live or finished"),
     "report": ("esper.scripts.report", "write a run's results as one HTML page"),
     "sql": ("esper.scripts.sql", "query a run with SQL"),
@@ -44,8 +45,8 @@ def fail(error: object) -> int:
 def import_modules(arguments: Sequence[str]) -> list[str]:
     """Import the modules named by `--import MODULE` (repeatable) and return the other arguments.
 
-    The modules may register tasks, datasets, rewards and sensors, so call this before anything else is
-    parsed. The current directory is importable."""
+    The modules may register tasks, datasets, blueprints, rewards and sensors, so call this before anything
+    else is parsed. The current directory is importable."""
     remaining: list[str] = []
     words = iter(arguments)
     for word in words:

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from esper._charts import number
 from esper._statistics import Estimate
-from esper._text import printable
+from esper._text import number, printable
 from esper.karn.compare import compare_runs
 from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run

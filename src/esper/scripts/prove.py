@@ -31,7 +31,7 @@ from esper._files import write_atomic
 from esper.leyline import EsperError
 from esper.proof.compare import VERSION, ProofConfig
 from esper.proof.compare import prove as compare
-from esper.proof.page import page, tables
+from esper.proof.page import page, sections, tables
 from esper.proof.search import Track, refine_schedules, search_schedules
 from esper.runtime.tasks import TaskSpec, parse_task
 from esper.scripts.cli import fail, import_modules
@@ -102,7 +102,7 @@ def prove(
         ]
     for result in results:
         show(result)
-    content = {"version": VERSION} | results[0] | {"transfer": results[1:]}
+    content = {"version": VERSION} | results[0] | {"transfer": results[1:], "page": sections(results)}
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
     write_atomic(directory / "proof.json", orjson.dumps(content, option=options))
     write_atomic(directory / "report.html", page(results).encode())

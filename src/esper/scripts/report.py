@@ -8,7 +8,7 @@ from typing import Annotated
 
 from esper._text import printable
 from esper.karn.report import render_report
-from esper.karn.summary import open_run
+from esper.karn.summary import locate_run
 from esper.scripts.karn import RunPath, optional, reader
 
 
@@ -25,9 +25,9 @@ def report(
         growth_rounds: Number of rounds whose growth is drawn: the best one, the last one, and others at even
             distances.
     """
-    views = open_run(run)
-    page = views.run.path / "report.html" if out is None else out
-    page.write_text(render_report(views, growth_rounds), encoding="utf-8")
+    path = locate_run(run)
+    page = path / "report.html" if out is None else out
+    page.write_text(render_report(path, growth_rounds), encoding="utf-8")
     print(printable(page))
 
 

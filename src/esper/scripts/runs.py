@@ -8,8 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from esper._charts import number
-from esper._text import printable
+from esper._text import number, printable
 from esper.karn.screens import add_row, text_table
 from esper.karn.summary import RUNS, find_runs, open_run, summarize
 from esper.leyline import EsperError

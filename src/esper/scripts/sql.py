@@ -10,8 +10,7 @@ import orjson
 import tyro
 from rich.text import Text
 
-from esper._charts import number
-from esper._text import printable
+from esper._text import number, printable
 from esper.karn.screens import add_row, text_table
 from esper.karn.summary import open_run
 from esper.karn.views import EVENT_VIEWS, VIEWS, View

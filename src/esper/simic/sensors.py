@@ -12,6 +12,7 @@ P rows, B batch, C channels or features, S slots, N samples times positions.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from torch.nn.grad import conv2d_weight
 from esper.kasmina.layers import Layout
 from esper.leyline import SlotConfig
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tamiyo.features import BASE, SENSORS, SLOT, Feature, Normaliser, sensor_feature
+from esper.tamiyo.columns import Feature, Normaliser
+from esper.tamiyo.features import BASE, QUOTE, SLOT, sensor_feature
+from esper.tamiyo.inputs import SENSORS
 
 KERNEL = 3
 CENTRE = KERNEL * KERNEL // 2
@@ -58,7 +61,7 @@ def register_sensor(name: str, function: SensorFunction, *, meaning: str, normal
     finite. `meaning` is one line of documentation."""
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise EsperError(f"sensor name {name!r}; allowed: lower-case letters, digits and _")
-    if name in _REGISTERED or name in {feature.name for feature in (*BASE, *SLOT)}:
+    if name in _REGISTERED or name in {feature.name for feature in (*BASE, *SLOT, *QUOTE)} | {*SENSORS}:
         raise EsperError(f"sensor {name!r} is already registered or a built-in feature; choose another name")
     if not callable(function):
         raise EsperError(f"sensor {name!r}: function is {function!r}, must be callable")
@@ -102,7 +105,7 @@ class GrowthSensors:
     growth_score: Tensor
     """[P, S] gradient of the zero layer per √parameter, over the host's."""
     feature_rank: Tensor
-    """[P, S] effective number of independent channels that reach the slot, as a share of all channels."""
+    """[P, S] ln(effective number of independent channels that reach the slot) / ln(channels)."""
     tap_ratio: Tensor | None
     """[P, S] off-centre to centre taps of the zero layer's gradient, per tap. None without convolutions."""
     extra: dict[str, Tensor] = field(default_factory=dict)
@@ -219,13 +222,15 @@ def _by_channel(model: SensedNetwork, x: Tensor) -> Tensor:
 
 
 def _effective_rank(model: SensedNetwork, features: Tensor) -> Tensor:
-    """[P] (Σ eigenvalues)² / Σ eigenvalues² of the channels' covariance, divided by their number: 1 if all
-    channels vary equally and independently, 1/C if they are all proportional. NaN if nothing varies."""
+    """[P] ln((Σ eigenvalues)² / Σ eigenvalues²) of the channels' covariance over ln C: 1 if all channels vary
+    equally and independently, 0 if they are all proportional. A share of channels would fall as a host gets
+    wider. One channel has full rank. NaN if nothing varies."""
     samples = _by_channel(model, features)
     centred = samples - samples.mean(2, keepdim=True)
     covariance = torch.bmm(centred, centred.transpose(1, 2))
     trace = covariance.diagonal(dim1=1, dim2=2).sum(1)
-    return 1 / (samples.shape[1] * (covariance / trace.view(-1, 1, 1)).square().sum((1, 2)))
+    number = 1 / (covariance / trace.view(-1, 1, 1)).square().sum((1, 2))
+    return number if samples.shape[1] == 1 else number.log() / math.log(samples.shape[1])
 
 
 def _conv_gradient(before: Tensor, gradient: Tensor, rows: int, channels: int) -> Tensor:

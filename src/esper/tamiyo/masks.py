@@ -1,7 +1,7 @@
 """Action masks for all networks and slots at once, read from the legality flags of their reports and from the
 time that is left. Masks say what is possible, not what is wise.
 
-E envs, S slots.
+E envs, S slots, B registered blueprints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     HEAD_ENUMS,
     HEAD_NAMES,
     LIVE_STAGES,
@@ -24,7 +23,10 @@ from esper.leyline import (
     BlueprintError,
     ReportArray,
     allowed,
+    blueprint_ids,
+    blueprint_index,
 )
+from esper.leyline.errors import near
 
 Bools = npt.NDArray[np.bool_]
 
@@ -47,13 +49,16 @@ def build_slot_states(reports: ReportArray) -> SlotStates:
 
 
 def blueprint_mask(blueprints: Sequence[str]) -> Bools:
-    """[15] flags of the blueprints that a policy may germinate; noop never is one."""
-    mask = np.zeros(len(BLUEPRINT_ID_TO_INDEX), bool)
+    """[B] flags of the blueprints that a policy may germinate; noop never is one."""
+    known = blueprint_ids()
+    mask = np.zeros(len(known), bool)
     for name in blueprints:
-        if name not in BLUEPRINT_ID_TO_INDEX or name == "noop":
-            offers = [b for b in BLUEPRINT_ID_TO_INDEX if b != "noop"]
-            raise BlueprintError(f"blueprint {name!r} cannot be offered; {allowed(offers)}")
-        mask[BLUEPRINT_ID_TO_INDEX[name]] = True
+        if name not in known or name == "noop":
+            offers = [b for b in known if b != "noop"]
+            raise BlueprintError(
+                f"blueprint {name!r} cannot be offered{near(name, offers)}; {allowed(offers)}"
+            )
+        mask[blueprint_index(name)] = True
     if not mask.any():
         raise BlueprintError("no blueprint is offered; name at least one")
     return mask

@@ -1,8 +1,11 @@
 """The policy's network: shared slot encoder, pooled trunk, LSTM, autoregressive heads and a value tower.
 
-Shapes: E envs, T steps, S slots, H hidden size, G slot encoding size, F task families. No weight depends on
-E, T or S. The network turns observations into logits and values; masks, probabilities and sampling belong to
-the policy."""
+Blueprints are seen by their quotes alone: what each would cost and do in each slot. One more blueprint is one
+more row of quotes, and changes the shape of no weight.
+
+Shapes: E envs, T steps, S slots, B blueprints, H hidden size, G slot encoding size, F task families. No
+weight depends on E, T, S or B. The network turns observations into logits and values; masks, probabilities
+and sampling belong to the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ from esper.leyline import (
     HEAD_ENUMS,
     HEAD_NAMES,
     RELEVANCE,
-    BlueprintAction,
     LifecycleOp,
     PolicyObservation,
     ShapeError,
@@ -29,7 +31,7 @@ Hidden = tuple[Tensor, Tensor]
 """LSTM state before a step: h and c, each [E, H]."""
 
 NUM_OPS = len(LifecycleOp)
-ARCHITECTURE = ("base_dim", "slot_dim", "hidden", "slot_hidden", "blueprint_dim", "memory_horizon")
+ARCHITECTURE = ("base_dim", "slot_dim", "quote_dim", "hidden", "slot_hidden", "memory_horizon")
 """The sizes that make a network; weight files carry them."""
 
 
@@ -59,7 +61,8 @@ PARAMETER_BLOCKS = tuple(
     for op in range(NUM_OPS)
     if enum is not None and HEAD_NAMES[head] != "op" and RELEVANCE[op][head]
 )
-"""In the order of their logits: every op has its own logits for every parameter that it uses."""
+"""In the order of their logits: every op has its own logits for every parameter that it uses. The blueprint
+is scored apart from these."""
 
 
 class Features(NamedTuple):
@@ -67,6 +70,7 @@ class Features(NamedTuple):
 
     context: Tensor  # [E, T, H]
     slots: Tensor  # [E, T, S, G]
+    quotes: Tensor  # [E, T, S, B, G]
     family: Tensor  # [E, T]
 
 
@@ -86,29 +90,29 @@ class TamiyoNetwork(nn.Module):
     value_scale: Tensor  # [F]
     base_sight: Tensor  # [base_dim], 0 where the network is blind
     slot_sight: Tensor  # [slot_dim]
+    quote_sight: Tensor  # [quote_dim]
     recall: Tensor  # 0 where it forgets
 
     def __init__(
         self,
         base_dim: int,
         slot_dim: int,
+        quote_dim: int,
         *,
         hidden: int = 128,
         slot_hidden: int = 64,
-        blueprint_dim: int = 8,
         memory_horizon: int = 64,
     ) -> None:
         """`memory_horizon`: the longest time, in steps, that the LSTM's forget gates span at birth."""
         super().__init__()
         self.bf16 = False
         """Run in bfloat16 under autocast. Logits and values leave as float32 either way."""
-        sizes = (base_dim, slot_dim, hidden, slot_hidden, blueprint_dim, memory_horizon)
+        sizes = (base_dim, slot_dim, quote_dim, hidden, slot_hidden, memory_horizon)
         self.architecture: dict[str, int] = dict(zip(ARCHITECTURE, sizes, strict=True))
         small = 0.01  # near-uniform policy at birth
-        self.blueprint_embedding = nn.Embedding(len(BlueprintAction) + 1, blueprint_dim)
-        nn.init.normal_(self.blueprint_embedding.weight, std=0.3)
+        self.quote_encoder = nn.Sequential(_linear(quote_dim, slot_hidden), nn.ReLU())
         self.slot_encoder = nn.Sequential(
-            _linear(slot_dim + blueprint_dim, slot_hidden),
+            _linear(slot_dim + 2 * slot_hidden, slot_hidden),
             nn.LayerNorm(slot_hidden),
             nn.ReLU(),
             _linear(slot_hidden, slot_hidden),
@@ -127,6 +131,10 @@ class TamiyoNetwork(nn.Module):
         self.slot_key = _linear(slot_hidden, slot_hidden)
         self.slot_query = _linear(hidden, slot_hidden, bias=False)
         self.slot_score = _linear(slot_hidden, NUM_OPS, small)
+        self.blueprint_key = _linear(slot_hidden, slot_hidden)
+        self.blueprint_quote = _linear(slot_hidden, slot_hidden, bias=False)
+        self.blueprint_query = _linear(hidden, slot_hidden, bias=False)
+        self.blueprint_score = _linear(slot_hidden, 1, small)
         self.parameter_key = _linear(slot_hidden, hidden)
         self.parameter_query = _linear(hidden, hidden, bias=False)
         self.parameter_out = _linear(hidden, sum(block.choices for block in PARAMETER_BLOCKS), small)
@@ -139,6 +147,7 @@ class TamiyoNetwork(nn.Module):
         self.register_buffer("value_scale", torch.ones(1))
         self.register_buffer("base_sight", torch.ones(base_dim))
         self.register_buffer("slot_sight", torch.ones(slot_dim))
+        self.register_buffer("quote_sight", torch.ones(quote_dim))
         self.register_buffer("recall", torch.ones(()))
         self._init_memory(hidden, memory_horizon)
 
@@ -177,11 +186,14 @@ class TamiyoNetwork(nn.Module):
         self.value_scale = torch.cat([scale, mean_scale.unsqueeze(0)])
 
     @torch.no_grad()
-    def mask_inputs(self, base: Sequence[int], slot: Sequence[int], *, memory: bool) -> None:
+    def mask_inputs(
+        self, base: Sequence[int], slot: Sequence[int], quote: Sequence[int], *, memory: bool
+    ) -> None:
         """Set these features to 0 for the network, and its memory too unless `memory`. Weight files store the
         masks."""
         self.base_sight[list(base)] = 0.0
         self.slot_sight[list(slot)] = 0.0
+        self.quote_sight[list(quote)] = 0.0
         self.recall.fill_(float(memory))
 
     def initial_hidden(self, num_envs: int) -> Hidden:
@@ -190,20 +202,20 @@ class TamiyoNetwork(nn.Module):
 
     def forward(self, obs: PolicyObservation, hidden: Hidden, reset: Tensor) -> tuple[Features, Hidden]:
         """Read whole sequences: obs parts [E, T, …], hidden before the first step, reset flags [E, T]."""
-        for name, size, part in (("base", "base_dim", obs.base), ("slots", "slot_dim", obs.slots)):
-            if part.shape[-1] != self.architecture[size]:
+        for name, size in (("base", "base_dim"), ("slots", "slot_dim"), ("quotes", "quote_dim")):
+            features = getattr(obs, name).shape[-1]
+            if features != self.architecture[size]:
                 raise ShapeError(
-                    f"observation.{name} has {part.shape[-1]} features; "
-                    f"the network reads {self.architecture[size]}"
+                    f"observation.{name} has {features} features; the network reads {self.architecture[size]}"
                 )
         with self._precision():
-            blueprint = self.blueprint_embedding(
-                torch.where(obs.blueprints < 0, len(BlueprintAction), obs.blueprints)
-            )
-            slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, blueprint], dim=-1))
+            offered = obs.quotes.any(-1, keepdim=True).to(obs.quotes.dtype)  # all zeros: not offered
+            quotes = self.quote_encoder(obs.quotes * self.quote_sight) * offered
+            offers = torch.cat([quotes.sum(-2) / offered.sum(-2).clamp(min=1), quotes.amax(-2)], dim=-1)
+            slots = self.slot_encoder(torch.cat([obs.slots * self.slot_sight, offers], dim=-1))
             x = self.trunk(torch.cat([obs.base * self.base_sight, *pool_slots(slots, obs.exists)], dim=-1))
             memory, hidden = self.unroll(x, hidden, reset)
-            return Features(x + self.recall * self.memory_norm(memory), slots, obs.family), hidden
+            return Features(x + self.recall * self.memory_norm(memory), slots, quotes, obs.family), hidden
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.value_mean.device.type, dtype=torch.bfloat16, enabled=self.bf16)
@@ -237,6 +249,13 @@ class TamiyoNetwork(nn.Module):
                 self.slot_key(features.slots) + self.slot_query(features.context).unsqueeze(-2)
             )
             return self.slot_score(joint).float().transpose(-1, -2)
+
+    def blueprint_logits(self, context: Tensor, slot: Tensor, quotes: Tensor) -> Tensor:
+        """[…, B] for the encoded quotes […, B, G] of a slot with encoding […, G] in its context […, H]."""
+        with self._precision():
+            place = self.blueprint_key(slot) + self.blueprint_query(context)
+            joint = torch.relu(self.blueprint_quote(quotes) + place.unsqueeze(-2))
+            return self.blueprint_score(joint).squeeze(-1).float()
 
     def parameter_logits(self, context: Tensor, slot: Tensor) -> Tensor:
         """[…, logits] for a slot's encoding […, G] in its context […, H]; PARAMETER_BLOCKS says whose logit

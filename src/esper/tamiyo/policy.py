@@ -3,9 +3,12 @@
 π(a | s) = π(op) · π(slot | op) · Π π(parameter | op, slot),    each factor (1 − ε)·softmax + ε·uniform over
 what is legal
 
-Shapes: E envs, T steps, S slots, H hidden size; actions are [..., 8] in head order. Probabilities are float32
-whatever precision the network ran in. Nothing here draws random numbers: the caller passes one uniform number
-per env and head, so that an env's actions depend neither on other envs nor on how many there are."""
+The blueprint is one of the parameters; it has as many choices as blueprints are registered at run time.
+
+Shapes: E envs, T steps, S slots, B blueprints, H hidden size; actions are [..., 8] in head order.
+Probabilities are float32 whatever precision the network ran in. Nothing here draws random numbers: the caller
+passes one uniform number per env and head, so that an env's actions depend neither on other envs nor on how
+many there are."""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from esper.leyline import (
     HEAD_NAMES,
     IRRELEVANT_VALUES,
     NUM_HEADS,
+    OP_GERMINATE,
     OP_NAMES,
     RELEVANCE,
     STYLE_ALPHA_ALGORITHMS,
@@ -43,16 +47,19 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     ShapeError,
-    head_sizes,
+    StructureError,
     stream_seed,
 )
+from esper.leyline.facts import TRAITS
 from esper.tamiyo.network import ARCHITECTURE, NUM_OPS, PARAMETER_BLOCKS, Features, Hidden, TamiyoNetwork
 
 VERSION = 2
 """Of the policy file. Version 1 knows one family of tasks, without its name."""
 UNNAMED = "unnamed"
 """Name of the family of a policy that was made without one."""
-SLOT, OP = HEAD_NAMES.index("slot"), HEAD_NAMES.index("op")
+SLOT, BLUEPRINT, OP = (HEAD_NAMES.index(name) for name in ("slot", "blueprint", "op"))
+BLUEPRINT_OP = OP_GERMINATE
+"""The one op that chooses a blueprint."""
 EXACT_ENTROPY_SLOTS = 10
 """Up to this many slots the entropy of the parameters is an exact expectation; above, its value at the
 sampled slot."""
@@ -63,13 +70,14 @@ envs; multiples of 8 suffice)."""
 
 _Batch = TypeVar("_Batch", PolicyObservation, ActionMasks)
 _RELEVANCE = torch.tensor(RELEVANCE)
-_NUM_PARAMETERS = OP - SLOT - 1
+_PARAMETERS = HEAD_NAMES[BLUEPRINT + 1 : OP]
+"""Heads whose choices are fixed: neither slots nor blueprints."""
 _BLOCK_SIZES = [block.choices for block in PARAMETER_BLOCKS]
 
 
 class _Layout(NamedTuple):
-    """Where the parameter heads' entries are. An entry is one logit of one block: one choice of one head
-    under one op."""
+    """Where the entries of the parameter heads are, blueprints aside. An entry is one logit of one block: one
+    choice of one head under one op."""
 
     mask_index: Tensor  # [entries], into the parameter masks laid end to end
     block_index: Tensor  # [entries]
@@ -83,16 +91,16 @@ class _Layout(NamedTuple):
 
     @classmethod
     def build(cls) -> _Layout:
-        sizes = head_sizes(1)[SLOT + 1 : OP]
-        mask_start = [sum(sizes[:h]) for h in range(_NUM_PARAMETERS)]
-        start = torch.zeros(NUM_OPS, _NUM_PARAMETERS, dtype=torch.int64)
+        sizes = [len(enum) for enum in HEAD_ENUMS[BLUEPRINT + 1 : OP] if enum is not None]
+        mask_start = [sum(sizes[:h]) for h in range(len(sizes))]
+        start = torch.zeros(NUM_OPS, len(sizes), dtype=torch.int64)
         mask_index: list[int] = []
         for block in PARAMETER_BLOCKS:
-            head = block.head - SLOT - 1
+            head = block.head - BLUEPRINT - 1
             start[block.op, head] = len(mask_index)
             mask_index += range(mask_start[head], mask_start[head] + block.choices)
         block_index = torch.arange(len(PARAMETER_BLOCKS)).repeat_interleave(torch.tensor(_BLOCK_SIZES))
-        heads = torch.tensor([block.head - SLOT - 1 for block in PARAMETER_BLOCKS])
+        heads = torch.tensor([block.head - BLUEPRINT - 1 for block in PARAMETER_BLOCKS])
         return cls(
             torch.tensor(mask_index),
             block_index,
@@ -211,9 +219,8 @@ class ActionDistribution:
         self.slot_log_probs = mixture_log_probs(
             network.slot_logits(features), masks.slot_by_op, self._epsilon.unsqueeze(-1)
         )  # [..., 6, S]
-        mask = torch.cat([getattr(masks, name) for name in HEAD_NAMES[SLOT + 1 : OP]], dim=-1)[
-            ..., self._layout.mask_index
-        ]
+        self._blueprint_mask = masks.blueprint
+        mask = torch.cat([getattr(masks, name) for name in _PARAMETERS], dim=-1)[..., self._layout.mask_index]
         self._count = (mask.float() @ self._layout.in_block)[
             ..., self._layout.block_index
         ]  # legal entries of the same block
@@ -230,16 +237,17 @@ class ActionDistribution:
         )
         return _mix(log_softmax, count.clamp(min=1), mask, epsilon)
 
-    def _parameters_at(self, slot: Tensor) -> Tensor:
-        encoding = self._features.slots
-        index = slot[..., None, None].expand(*slot.shape, 1, encoding.shape[-1])
-        return self._parameters(
-            self._features.context,
-            encoding.gather(-2, index).squeeze(-2),
-            self._mask,
-            self._count,
-            self._epsilon,
+    def _at(self, slot: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs of the blueprints [..., B] and entries of the other parameters at one slot."""
+        context, slots, quotes = self._features[:3]
+        index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
+        encoding = slots.gather(-2, index).squeeze(-2)
+        index = slot[..., None, None, None].expand(*slot.shape, 1, *quotes.shape[-2:])
+        quoted = quotes.gather(-3, index).squeeze(-3)
+        blueprints = mixture_log_probs(
+            self._network.blueprint_logits(context, encoding, quoted), self._blueprint_mask, self._epsilon
         )
+        return blueprints, self._parameters(context, encoding, self._mask, self._count, self._epsilon)
 
     def _slots_given(self, op: Tensor) -> Tensor:
         """[..., S]"""
@@ -249,34 +257,44 @@ class ActionDistribution:
     def sample(self, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
         """Actions and their log-probs, each [..., 8], from uniform numbers [..., 8] in head order; None gives
         the modes."""
-        u_slot = u_parameters = u_op = None
+        u_slot = u_blueprint = u_parameters = u_op = None
         if uniforms is not None:
-            u_slot, u_parameters, u_op = uniforms[..., SLOT], uniforms[..., SLOT + 1 : OP], uniforms[..., OP]
+            u_slot, u_blueprint, u_op = (uniforms[..., head] for head in (SLOT, BLUEPRINT, OP))
+            u_parameters = uniforms[..., BLUEPRINT + 1 : OP]
         op = _choose(self.op_log_probs, u_op)
         slot = _choose(self._slots_given(op), u_slot)
-        entries = self._parameters_at(slot)
+        blueprints, entries = self._at(slot)
+        blueprint = _choose(blueprints, u_blueprint)
         heads, widest = self._layout.beyond.shape
         index = self._layout.start[op].unsqueeze(-1) + torch.arange(widest, device=op.device)
         by_head = entries.gather(-1, index.clamp(max=entries.shape[-1] - 1).flatten(-2)).unflatten(
             -1, (heads, widest)
         )
         parameters = _choose(by_head.masked_fill(self._layout.beyond, -torch.inf), u_parameters)
-        actions = torch.cat([slot.unsqueeze(-1), parameters, op.unsqueeze(-1)], dim=-1)
+        actions = torch.cat(
+            [slot.unsqueeze(-1), blueprint.unsqueeze(-1), parameters, op.unsqueeze(-1)], dim=-1
+        )
         actions = torch.where(
             self._network.relevance[op], actions, torch.tensor(IRRELEVANT_VALUES, device=op.device)
         )
-        return actions, self._log_probs(actions, entries)
+        return actions, self._log_probs(actions, blueprints, entries)
 
     def log_probs(self, actions: Tensor) -> Tensor:
         """[..., 8]: log-prob of each head's choice, exactly 0 where the head is irrelevant; the joint is the
         sum."""
-        return self._log_probs(actions, self._parameters_at(actions[..., SLOT]))
+        return self._log_probs(actions, *self._at(actions[..., SLOT]))
 
-    def _log_probs(self, actions: Tensor, entries: Tensor) -> Tensor:
+    def _log_probs(self, actions: Tensor, blueprints: Tensor, entries: Tensor) -> Tensor:
         op = actions[..., OP]
-        slot = self._slots_given(op).gather(-1, actions[..., SLOT : SLOT + 1])
-        parameters = entries.gather(-1, self._layout.start[op] + actions[..., SLOT + 1 : OP])
-        by_head = torch.cat([slot, parameters, self.op_log_probs.gather(-1, op.unsqueeze(-1))], dim=-1)
+        by_head = torch.cat(
+            [
+                self._slots_given(op).gather(-1, actions[..., SLOT : SLOT + 1]),
+                blueprints.gather(-1, actions[..., BLUEPRINT : BLUEPRINT + 1]),
+                entries.gather(-1, self._layout.start[op] + actions[..., BLUEPRINT + 1 : OP]),
+                self.op_log_probs.gather(-1, op.unsqueeze(-1)),
+            ],
+            dim=-1,
+        )
         return torch.where(self._network.relevance[op], by_head, 0.0)
 
     def entropies(self, actions: Tensor) -> Tensor:
@@ -290,23 +308,27 @@ class ActionDistribution:
         has_slot = self._network.relevance[:, SLOT]
         slot = (op_probs * has_slot * categorical_entropy(self.slot_log_probs)).sum(-1)
         if self.slot_log_probs.shape[-1] > EXACT_ENTROPY_SLOTS:
-            entries = self._parameters_at(actions[..., SLOT])
+            blueprints, entries = self._at(actions[..., SLOT])
+            blueprint = categorical_entropy(blueprints) * (actions[..., OP] == BLUEPRINT_OP)
             of_block = _summand(entries) @ self._layout.in_block  # [..., blocks]
             parameters = (of_block * (self._layout.block_op == actions[..., OP:])) @ self._layout.block_head
         else:
+            context, slots, quotes = self._features[:3]
+            context, epsilon = context.unsqueeze(-2), self._epsilon.unsqueeze(-2)
+            blueprints = mixture_log_probs(
+                self._network.blueprint_logits(context, slots, quotes),
+                self._blueprint_mask.unsqueeze(-2),
+                epsilon,
+            )  # [..., S, B]
             entries = self._parameters(
-                self._features.context.unsqueeze(-2),
-                self._features.slots,
-                self._mask.unsqueeze(-2),
-                self._count.unsqueeze(-2),
-                self._epsilon.unsqueeze(-2),
+                context, slots, self._mask.unsqueeze(-2), self._count.unsqueeze(-2), epsilon
             )  # [..., S, entries]
             reach = op_probs.unsqueeze(-1) * self.slot_log_probs.exp().detach()  # [..., 6, S]
             of_block = (_summand(entries) @ self._layout.in_block).transpose(-1, -2)  # [..., blocks, S]
             parameters = (reach[..., self._layout.block_op, :] * of_block).sum(-1) @ self._layout.block_head
-        return torch.cat(
-            [slot.unsqueeze(-1), parameters, categorical_entropy(self.op_log_probs).unsqueeze(-1)], dim=-1
-        )
+            blueprint = (reach[..., BLUEPRINT_OP, :] * categorical_entropy(blueprints)).sum(-1)
+        op = categorical_entropy(self.op_log_probs)
+        return torch.cat([slot.unsqueeze(-1), blueprint.unsqueeze(-1), parameters, op.unsqueeze(-1)], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,9 +359,9 @@ class _Schema:
     actions: str
     base_dim: Size
     slot_dim: Size
+    quote_dim: Size
     hidden: Size
     slot_hidden: Size
-    blueprint_dim: Size
     memory_horizon: Size
     families: tuple[str, ...] = ()
     """Families of tasks that the value head knows, in the order of its rows."""
@@ -469,6 +491,7 @@ class RecurrentPolicy:
             value=value,
             op_probs=distribution.op_log_probs[:envs, 0].exp(),
             hidden=(h[:envs], c[:envs]),
+            slot_probs=distribution.slot_log_probs[:envs, 0].exp(),
         )
 
     @torch.no_grad()
@@ -531,6 +554,12 @@ class RecurrentPolicy:
     ) -> RecurrentPolicy:
         """A policy from the content of its own file."""
         check_version(header, VERSION, origin)
+        version = header.get("version", 1)
+        if isinstance(version, int) and version < VERSION:
+            raise StructureError(
+                f"{origin}: version is {version}, written by an older Esper, whose policies see other "
+                "observations; train the policy anew"
+            )
         schema = decode(_Header, header, origin).schema
         return cls.rebuild(tensors, schema, origin=origin, feature_schema=feature_schema)
 
@@ -574,7 +603,8 @@ def schema_hash(schema: Mapping[str, Any]) -> str:
 
 def action_contract() -> str:
     """A hash of the heads, their members, what the members stand for and the relevance table: equal hashes
-    mean that stored actions mean the same."""
+    mean that stored actions mean the same. Blueprints are no part of it: a policy sees each by its quote, so
+    one that was registered later can be used too."""
     members = [[m.name for m in enum] if enum else [] for enum in HEAD_ENUMS]
     meanings = {
         "tempo_epochs": TEMPO_EPOCHS,
@@ -592,5 +622,6 @@ def action_contract() -> str:
             "meanings": meanings,
             "relevance": RELEVANCE,
             "irrelevant": IRRELEVANT_VALUES,
+            "traits": TRAITS,
         }
     )

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     OP_ADVANCE,
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -25,9 +24,11 @@ from esper.leyline import (
     PolicyObservation,
     PolicyStep,
     TempoAction,
+    blueprint_index,
     check_number,
 )
-from esper.tamiyo.features import BASE, SLOT, first_columns
+from esper.tamiyo.columns import first_columns
+from esper.tamiyo.features import BASE, SLOT
 from esper.tamiyo.masks import blueprint_mask
 from esper.tamiyo.scripted import (
     BLUEPRINT_HEAD,
@@ -43,7 +44,6 @@ from esper.tamiyo.scripted import (
 BLUEPRINTS = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
 """Blueprints to germinate, strongest first; the first that is offered is taken."""
 _COLUMN, _DEPTH = first_columns(BASE), first_columns(SLOT)["depth"]
-_PLATEAU = next(feature.normaliser for feature in BASE if feature.name == "plateau")
 
 
 class GrowthRule(ScriptedPolicy):
@@ -55,14 +55,16 @@ class GrowthRule(ScriptedPolicy):
         self.begin(envs)
 
     def begin(self, num_envs: int) -> None:
+        self._epoch = 0
         self._planted = [0] * num_envs
         self._since = [0] * num_envs
         """Epochs since the last germination, or since the start."""
 
     def state(self) -> dict[str, Any]:
-        return {"planted": list(self._planted), "since": list(self._since)}
+        return {"epoch": self._epoch, "planted": list(self._planted), "since": list(self._since)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch = state["epoch"]
         self._planted, self._since = list(state["planted"]), list(state["since"])
 
     def _is_time(self, base: Tensor, env: int) -> bool:
@@ -73,20 +75,21 @@ class GrowthRule(ScriptedPolicy):
     ) -> PolicyStep:
         if len(masks.op) != len(self._planted):
             raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._planted)}")
+        self._epoch += 1
         actions = waiting(len(masks.op))
         base, legal, offered = obs.base.cpu(), masks.slot_by_op.cpu(), masks.blueprint.cpu()
         depths = obs.slots[..., _DEPTH].tolist()
         for env in range(len(actions)):
             self._since[env] += 1
             free = legal[env, OP_GERMINATE].nonzero().flatten().tolist()
-            names = [name for name in self.blueprints if offered[env, BLUEPRINT_ID_TO_INDEX[name]]]
+            names = [name for name in self.blueprints if offered[env, blueprint_index(name)]]
             if free and names and self._is_time(base[env], env):
                 self._planted[env] += 1
                 self._since[env] = 0
                 actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
                     [
                         max(free, key=depths[env].__getitem__),
-                        BLUEPRINT_ID_TO_INDEX[names[0]],
+                        blueprint_index(names[0]),
                         int(GerminationStyle.SIGMOID_ADD),
                         int(TempoAction.INSTANT),
                         OP_GERMINATE,
@@ -124,14 +127,11 @@ class Plateau(GrowthRule):
     ) -> None:
         check_number("plateau", "patience", patience, low=1, integer=True)
         check_number("plateau", "max_seeds", max_seeds, low=1, integer=True)
-        longest = _PLATEAU.curved(_PLATEAU.high)
-        if patience > longest:  # the feature is clipped there
-            raise EsperError(f"plateau: patience is {patience}, must be {longest:g} or less")
         self.patience, self.max_seeds = patience, max_seeds
         super().__init__(envs, blueprints=blueprints)
 
     def _is_time(self, base: Tensor, env: int) -> bool:
-        without_gain = float(_PLATEAU.curved(base[_COLUMN["plateau"]]))
+        without_gain = float(base[_COLUMN["plateau_so_far"]]) * self._epoch
         return (
             self._planted[env] < self.max_seeds
             and without_gain >= self.patience - 0.5

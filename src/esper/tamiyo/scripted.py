@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLUEPRINT_ID_TO_INDEX,
     HEAD_NAMES,
     IRRELEVANT_VALUES,
     NUM_HEADS,
@@ -32,6 +31,8 @@ from esper.leyline import (
     PolicyStep,
     TempoAction,
     allowed,
+    blueprint_ids,
+    blueprint_index,
     stream_seed,
 )
 
@@ -144,9 +145,9 @@ class FixedSchedule(ScriptedPolicy):
     def __init__(self, schedules: Sequence[Sequence[Planting]]) -> None:
         """One schedule for each env."""
         for planting in (p for schedule in schedules for p in schedule):
-            if planting.blueprint not in BLUEPRINT_ID_TO_INDEX:
+            if planting.blueprint not in blueprint_ids():
                 raise BlueprintError(
-                    f"schedule: blueprint {planting.blueprint!r} is unknown; {allowed(BLUEPRINT_ID_TO_INDEX)}"
+                    f"schedule: blueprint {planting.blueprint!r} is unknown; {allowed(blueprint_ids())}"
                 )
             if planting.epoch < 1 or planting.slot < 0:
                 raise EsperError(f"schedule: {planting} has an epoch below 1 or a slot below 0")
@@ -197,7 +198,7 @@ class FixedSchedule(ScriptedPolicy):
                 actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
                     [
                         due.slot,
-                        BLUEPRINT_ID_TO_INDEX[due.blueprint],
+                        blueprint_index(due.blueprint),
                         int(due.style),
                         int(due.tempo),
                         OP_GERMINATE,

@@ -21,20 +21,22 @@ from esper.tamiyo.policy import RecurrentPolicy
 
 SHIPPED = Path(esper.__file__).parent / "policies"
 WEIGHTS, SCHEDULE, THRESHOLDS = ".safetensors", ".schedule.json", ".heuristic.json"
-THRESHOLDS_VERSION = 1
+THRESHOLDS_VERSION = 2
+GENERAL = "general"
+"""Name of the thresholds that were tuned on all embedded tasks together."""
 NETWORK = "agent.network."
 """Prefix of the policy's tensors in a run's checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedThresholds:
-    """The file that `python -m benchmarks.tune_heuristic` writes for a task."""
+    """The file that `python -m benchmarks.tune_heuristic` writes for a task, or for all tasks together."""
 
     task: str
     command: str
     envs: int
     gain: float
-    """Mean J minus that of never growing, in points."""
+    """Mean J minus that of never growing, in points; of all tasks together their mean."""
     config: HeuristicConfig
     version: Annotated[int, Meta(ge=1)] = 1
 
@@ -48,12 +50,11 @@ def shipped_schedules(task_name: str) -> Path:
     return SHIPPED / f"{task_name}{SCHEDULE}"
 
 
-def tuned_thresholds(task_name: str) -> HeuristicConfig:
-    """The heuristic's thresholds that ship for a task, else the defaults."""
-    for path in SHIPPED.glob(f"*{THRESHOLDS}"):
-        if path.name == f"{task_name.lower()}{THRESHOLDS}":
-            return decode_file(TunedThresholds, path, version=THRESHOLDS_VERSION).config
-    return HeuristicConfig()
+def tuned_thresholds(task_name: str = GENERAL) -> HeuristicConfig:
+    """The heuristic's thresholds that ship for a task, else the general ones."""
+    shipped = {path.name: path for path in SHIPPED.glob(f"*{THRESHOLDS}")}
+    path = shipped.get(f"{task_name.lower()}{THRESHOLDS}", SHIPPED / f"{GENERAL}{THRESHOLDS}")
+    return decode_file(TunedThresholds, path, version=THRESHOLDS_VERSION).config
 
 
 def load_policy(name_or_path: str | Path) -> RecurrentPolicy:

@@ -8,18 +8,21 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from esper._files import decode
-from esper.leyline import TrainingSignals
+from esper.leyline import TimeLeft, TrainingSignals
 
-PLATEAU_GAIN = 0.5
-"""An epoch that gains less than this many percentage points adds to the plateau."""
-HISTORY = 10
+PLATEAU_GAIN = 0.01
+"""A gain counts if it removes this share of the error that was left after the last gain that counted; every
+other epoch adds to the plateau. Small gains add up, so that short epochs do not look like a plateau."""
+HISTORY = 128
 """Number of epochs of loss and accuracy in the signals."""
-STABLE_GAIN = 0.03
-"""A loss that improves by less than this share …"""
+STABLE_GAIN = 0.09
+"""A loss that has improved by less than this share …"""
 STABLE_LOSS = 0.05
-"""… and worsens by less than this share is stable."""
+"""… and worsened by less than this share …"""
+STABLE_TIME = 0.25
+"""… over this share of the epochs so far …"""
 STABLE_EPOCHS = 3
-"""Number of stable epochs in a row after which the host counts as settled, permanently."""
+"""… but at least this many epochs, is stable: the host counts as settled from then on."""
 
 
 @dataclass(slots=True)
@@ -27,8 +30,10 @@ class _State:
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
     best_accuracy: float = -math.inf
+    last_gain: float | None = None
+    """Accuracy at the last gain that counted."""
     plateau: int = 0
-    stable: int = 0
+    epochs: int = 0
     settled: bool = False
 
 
@@ -36,50 +41,56 @@ class SignalTracker:
     """Turns one epoch's measurements into signals. `update` records them; `peek` returns the same signals
     without recording."""
 
-    def __init__(self, max_epochs: int) -> None:
-        self.max_epochs = max_epochs
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._state = _State()
 
     def update(
-        self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float, val_accuracy: float
+        self,
+        time: TimeLeft,
+        *,
+        train_loss: float,
+        train_accuracy: float,
+        val_loss: float,
+        val_accuracy: float,
     ) -> TrainingSignals:
         self._state = self._next(val_loss, val_accuracy)
-        return self._signals(self._state, epoch, train_loss, train_accuracy)
+        return self._signals(self._state, time, train_loss, train_accuracy)
 
     def peek(
-        self, epoch: int, *, train_loss: float, train_accuracy: float, val_loss: float, val_accuracy: float
+        self,
+        time: TimeLeft,
+        *,
+        train_loss: float,
+        train_accuracy: float,
+        val_loss: float,
+        val_accuracy: float,
     ) -> TrainingSignals:
-        return self._signals(self._next(val_loss, val_accuracy), epoch, train_loss, train_accuracy)
+        return self._signals(self._next(val_loss, val_accuracy), time, train_loss, train_accuracy)
 
     def _next(self, loss: float, accuracy: float) -> _State:
         old = self._state
-        gain = accuracy - old.accuracies[-1] if old.accuracies else math.inf
-        stable = old.stable + 1 if self._is_stable(old.losses, loss) else 0
+        last = old.last_gain
+        gains = last is None or accuracy > last + PLATEAU_GAIN * (100.0 - last)
+        losses, epochs = [*old.losses, loss][-HISTORY:], old.epochs + 1
         return _State(
-            losses=[*old.losses, loss][-HISTORY:],
+            losses=losses,
             accuracies=[*old.accuracies, accuracy][-HISTORY:],
             best_accuracy=accuracy if accuracy > old.best_accuracy else old.best_accuracy,
-            plateau=0 if gain >= PLATEAU_GAIN else old.plateau + 1,
-            stable=stable,
-            settled=old.settled or stable >= STABLE_EPOCHS,
+            last_gain=accuracy if gains and math.isfinite(accuracy) else last,
+            plateau=0 if gains else old.plateau + 1,
+            epochs=epochs,
+            settled=old.settled or _is_stable(losses, epochs),
         )
 
-    def _is_stable(self, losses: Sequence[float], loss: float) -> bool:
-        if not losses or not losses[-1] > 0:
-            return False
-        change = (losses[-1] - loss) / losses[-1]
-        return -STABLE_LOSS < change < STABLE_GAIN
-
     def _signals(
-        self, state: _State, epoch: int, train_loss: float, train_accuracy: float
+        self, state: _State, time: TimeLeft, train_loss: float, train_accuracy: float
     ) -> TrainingSignals:
         losses, accuracies = state.losses, state.accuracies
         return TrainingSignals(
-            epoch=epoch,
-            max_epochs=self.max_epochs,
+            time=time,
             train_loss=train_loss,
             train_accuracy=train_accuracy,
             val_loss=losses[-1],
@@ -96,3 +107,12 @@ class SignalTracker:
 
     def load_state_dict(self, state: object) -> None:
         self._state = decode(_State, state, "tracker", complete=True)
+
+
+def _is_stable(losses: Sequence[float], epochs: int) -> bool:
+    """Whether the newest loss is close to each of the window's."""
+    window = max(STABLE_EPOCHS, math.ceil(STABLE_TIME * epochs))
+    *earlier, now = losses[-1 - window :]
+    if len(earlier) < min(window, HISTORY - 1):
+        return False
+    return all(loss > 0 and -STABLE_LOSS < (loss - now) / loss < STABLE_GAIN for loss in earlier)

@@ -18,8 +18,8 @@ import msgspec
 from esper._files import decode
 from esper.leyline import (
     LIVE_STAGES,
+    NOOP,
     PRESENT_STAGES,
-    BlueprintAction,
     EsperError,
     FactoredAction,
     GovernorReport,
@@ -209,7 +209,7 @@ def preflight(
     reports: Mapping[str, SeedStateReport],
     *,
     slots: SlotConfig,
-    blueprints: Collection[BlueprintAction],
+    blueprints: Collection[int],
     val_loss: float,
     val_accuracy: float,
     epochs_left: int,
@@ -219,10 +219,10 @@ def preflight(
     """The first reason against this operation on one network: its measurements, then the legality that the
     report of the slot states and the action masks show too. Waiting is never vetoed.
 
-    `reports` covers the occupied slots, `blueprints` are those that may be germinated here; `max_seeds` 0
-    means no limit. A germination is too late if the seed might not become permanent in the `epochs_left`: it
-    takes `epochs_needed` by tempo, and each live seed may take one epoch more, because at most one seed
-    becomes permanent per epoch."""
+    `reports` covers the occupied slots; `blueprints` are indices of those that may be germinated here;
+    `max_seeds` 0 means no limit. A germination is too late if the seed might not become permanent in the
+    `epochs_left`: it takes `epochs_needed` by tempo, and each live seed may take one epoch more, because at
+    most one seed becomes permanent per epoch."""
     if action.op is LifecycleOp.WAIT:
         return None
     if not math.isfinite(val_loss):
@@ -238,7 +238,7 @@ def preflight(
         return Veto.SLOT_EMPTY
     if 0 < max_seeds <= sum(other.stage in PRESENT_STAGES for other in reports.values()):
         return Veto.TOO_MANY_SEEDS
-    if action.blueprint is BlueprintAction.NOOP or action.blueprint not in blueprints:
+    if action.blueprint == NOOP or action.blueprint not in blueprints:
         return Veto.BLUEPRINT_UNKNOWN
     live = sum(other.stage in LIVE_STAGES for other in reports.values())
     if epochs_left < epochs_needed[action.tempo] + live:

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from esper.leyline import OP_WAIT, PolicyObservation
+from esper.leyline import OP_WAIT, head_sizes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.ppo_update import gae, normalize_by_family, subtract_twin_baseline
 from esper.tamiyo.network import TamiyoNetwork
@@ -22,9 +22,18 @@ GAMMA, LAMBDA = 0.9, 0.7
 
 def make_agent(families: tuple[str, ...] = ("one",), *, twins: int = 1) -> PPOAgent:
     torch.manual_seed(0)
-    policy = RecurrentPolicy(TamiyoNetwork(3, 2, hidden=16, slot_hidden=8), families=families)
+    policy = RecurrentPolicy(TamiyoNetwork(3, 2, 2, hidden=16, slot_hidden=8), families=families)
     config = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, epochs=2, minibatches=2)
-    return PPOAgent(policy, config, num_envs=ENVS, num_steps=STEPS, num_slots=SLOTS, seed=1, twins=twins)
+    return PPOAgent(
+        policy,
+        config,
+        num_envs=ENVS,
+        num_steps=STEPS,
+        num_slots=SLOTS,
+        num_blueprints=head_sizes(1)[1],
+        seed=1,
+        twins=twins,
+    )
 
 
 def rewards() -> torch.Tensor:
@@ -45,8 +54,8 @@ def play(agent: PPOAgent, toys, *, family: torch.Tensor | None = None, garbage: 
         masks = toys.open_masks(ENVS, SLOTS)
         masks.op[~going] = False
         masks.op[:, OP_WAIT] = True
-        obs = PolicyObservation(
-            base, slots, torch.full((ENVS, SLOTS), -1), going[:, None].repeat(1, SLOTS), family
+        obs = dataclasses.replace(
+            toys.seen(base, slots), exists=going[:, None].repeat(1, SLOTS), family=family
         )
         reset = torch.full((ENVS,), t == 0)
         step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.leyline import IRRELEVANT_VALUES, OP_FOSSILIZE, OP_WAIT, EsperError, PolicyObservation, PolicyStep
+from esper.leyline import (
+    IRRELEVANT_VALUES,
+    OP_FOSSILIZE,
+    OP_WAIT,
+    EsperError,
+    PolicyObservation,
+    PolicyStep,
+    head_sizes,
+)
 from esper.simic.agent.rollout_buffer import RolloutBuffer
 
 E, T, S = 3, 5, 2
@@ -29,6 +37,7 @@ def write(toys):
         obs = PolicyObservation(
             torch.full((E, 4), torch.nan if broken else float(t)),
             torch.full((E, S, 3), float(t)),
+            torch.full((E, *head_sizes(S)[:2], 2), float(t)),
             torch.full((E, S), t),
         )
         actions = torch.tensor(IRRELEVANT_VALUES).repeat(E, 1)
@@ -57,7 +66,9 @@ def write(toys):
 
 
 def make() -> RolloutBuffer:
-    buffer = RolloutBuffer(E, T, S, base_dim=4, slot_dim=3, hidden=6)
+    buffer = RolloutBuffer(
+        E, T, S, num_blueprints=head_sizes(S)[1], base_dim=4, slot_dim=3, quote_dim=2, hidden=6
+    )
     buffer.begin((torch.ones(E, 6), torch.zeros(E, 6)))
     return buffer
 
@@ -70,6 +81,8 @@ def test_what_was_written_comes_back(write) -> None:
     assert batch.reward.tolist() == [[0.0, 1.0, 2.0]] * E
     assert batch.obs.base[1, :, 0].tolist() == [0.0, 1.0, 2.0]
     assert batch.obs.blueprints.shape == (E, 3, S)
+    assert batch.obs.quotes[1, :, 0, 0, 0].tolist() == [0.0, 1.0, 2.0]
+    assert batch.masks.blueprint.shape == (E, 3, head_sizes(S)[1])
     assert batch.masks.slot_by_op.shape == (E, 3, 6, S)
     assert (batch.epsilon == 0.25).all()
     assert (batch.hidden[0] == 1).all()

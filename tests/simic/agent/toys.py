@@ -24,6 +24,17 @@ from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
 
 OP = HEAD_NAMES.index("op")
+QUOTE_DIM = 2
+
+
+def seen(base: Tensor, slots: Tensor, marked: Tensor | None = None) -> PolicyObservation:
+    """Every blueprint is offered in every slot; `marked` [E] is the index of one whose quote differs."""
+    envs, blueprints = len(base), head_sizes(1)[1]
+    quotes = torch.ones(envs, slots.shape[1], blueprints, QUOTE_DIM)
+    quotes[..., 1] = 0.0
+    if marked is not None:
+        quotes[torch.arange(envs), :, marked, 1] = 1.0
+    return PolicyObservation(base, slots, quotes, torch.full(slots.shape[:2], -1))
 
 
 def open_masks(envs: int, slots: int) -> ActionMasks:
@@ -67,9 +78,7 @@ class MaskedBandit:
         masks.slot_by_op[..., 0] |= ~masks.slot_by_op.any(-1)
         self.masks = masks
         base = torch.nn.functional.one_hot(self.context, self.base_dim).float()
-        return PolicyObservation(
-            base, self.quality.unsqueeze(-1), torch.full((self.envs, self.slots), -1)
-        ), masks
+        return seen(base, self.quality.unsqueeze(-1)), masks
 
     def reward(self, actions: Tensor) -> Tensor:
         pays = self.table[self.context]
@@ -118,9 +127,7 @@ class Recall:
         masks.op[:] = False
         masks.op[:, OP_WAIT] = True
         masks.op[:, OP_FOSSILIZE] = self.free or self.t == self.delay
-        return PolicyObservation(
-            base, torch.zeros(self.envs, self.slots, 1), torch.full((self.envs, self.slots), -1)
-        ), masks
+        return seen(base, torch.zeros(self.envs, self.slots, 1)), masks
 
     def reward(self, actions: Tensor) -> Tensor:
         right = (actions[:, OP] == OP_FOSSILIZE) == self.cue.bool()
@@ -135,8 +142,8 @@ class Recall:
 
 @dataclass
 class Identity:
-    """The observation names the op and its parameters and marks the slot; each relevant head that agrees pays
-    its share."""
+    """The observation names the op and its parameters and marks slot and blueprint; each relevant head that
+    agrees pays its share."""
 
     envs: int
     seed: int
@@ -148,7 +155,7 @@ class Identity:
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.sizes = head_sizes(self.slots)
-        self.base_dim = sum(self.sizes[1:])
+        self.base_dim = sum(self.sizes[2:])
         self.relevance = torch.tensor(RELEVANCE)
 
     def observe(self) -> tuple[PolicyObservation, ActionMasks]:
@@ -156,9 +163,7 @@ class Identity:
             [torch.randint(n, (self.envs,), generator=self.generator) for n in self.sizes], dim=1
         )
         told = [torch.nn.functional.one_hot(self.asked[:, h], n).float() for h, n in enumerate(self.sizes)]
-        obs = PolicyObservation(
-            torch.cat(told[1:], dim=1), told[0].unsqueeze(-1), torch.full((self.envs, self.slots), -1)
-        )
+        obs = seen(torch.cat(told[2:], dim=1), told[0].unsqueeze(-1), self.asked[:, 1])
         return obs, open_masks(self.envs, self.slots)
 
     def reward(self, actions: Tensor) -> Tensor:
@@ -179,13 +184,14 @@ Toy = MaskedBandit | Recall | Identity
 
 def make_agent(toy: Toy, config: PPOConfig, *, seed: int, hidden: int = 64) -> PPOAgent:
     torch.manual_seed(seed)
-    network = TamiyoNetwork(toy.base_dim, toy.slot_dim, hidden=hidden, slot_hidden=32)
+    network = TamiyoNetwork(toy.base_dim, toy.slot_dim, QUOTE_DIM, hidden=hidden, slot_hidden=32)
     return PPOAgent(
         RecurrentPolicy(network),
         config,
         num_envs=toy.envs,
         num_steps=toy.steps,
         num_slots=toy.slots,
+        num_blueprints=head_sizes(1)[1],
         seed=seed,
     )
 

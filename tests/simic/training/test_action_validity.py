@@ -8,14 +8,15 @@ import pytest
 
 from env_helpers import make_env, small_task
 from esper.leyline import (
+    NOOP,
     AlphaSpeedAction,
-    BlueprintAction,
     FactoredAction,
     GateLevel,
     LifecycleOp,
     Pacing,
     SeedStage,
     TempoAction,
+    blueprint_index,
 )
 
 # Rows: the stage in which a seed of slot 0 is; columns: what then executes there.
@@ -34,7 +35,7 @@ TABLE = {
 
 def action(op: LifecycleOp, **heads) -> tuple[int, ...]:
     """Seeds are germinated at a tempo that takes them through every stage."""
-    known = {"blueprint": BlueprintAction.CONV_LIGHT, "tempo": TempoAction.STANDARD} | heads
+    known = {"blueprint": blueprint_index("conv_light"), "tempo": TempoAction.STANDARD} | heads
     return replace(FactoredAction.wait(), op=op, **known).to_indices()
 
 
@@ -106,12 +107,12 @@ def test_the_seed_limit_blocks_germination_only() -> None:
 def test_a_blueprint_that_is_not_offered_is_vetoed() -> None:
     env, seen = env_in(SeedStage.DORMANT)
     heads = replace(
-        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.LORA
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=blueprint_index("lora")
     ).to_indices()
     outcome = env.act(seen, [heads]).outcomes[0]
     assert outcome.spec.veto == "blueprint_unknown"
-    assert not seen.masks.blueprint[0, BlueprintAction.LORA]
-    assert not seen.masks.blueprint[0, BlueprintAction.NOOP]
+    assert not seen.masks.blueprint[0, blueprint_index("lora")]
+    assert not seen.masks.blueprint[0, NOOP]
 
 
 def test_auto_forwarded_gates_need_no_action() -> None:

@@ -60,7 +60,7 @@ def test_an_env_whose_episode_is_over_has_an_empty_row() -> None:
     env.validate(2)
     seen = env.sense(2)
     assert seen.rows == [0, 2]
-    assert [signals.epoch for signals in seen.signals] == [2, 2]
+    assert [signals.time.epoch for signals in seen.signals] == [2, 2]
     obs, masks = env.observe(seen)
     assert len(obs.base) == len(masks.op) == 3
     assert not obs.base[1].any()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.leyline import head_sizes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
@@ -39,8 +40,10 @@ def test_the_default_ends_without_exploration() -> None:
 
 def make_agent(config: PPOConfig) -> PPOAgent:
     torch.manual_seed(0)
-    policy = RecurrentPolicy(TamiyoNetwork(2, 2, hidden=16, slot_hidden=8))
-    return PPOAgent(policy, config, num_envs=4, num_steps=3, num_slots=1, seed=0)
+    policy = RecurrentPolicy(TamiyoNetwork(2, 2, 2, hidden=16, slot_hidden=8))
+    return PPOAgent(
+        policy, config, num_envs=4, num_steps=3, num_slots=1, num_blueprints=head_sizes(1)[1], seed=0
+    )
 
 
 def test_the_agent_reports_and_stores_what_it_used() -> None:

@@ -15,13 +15,13 @@ from esper.leyline import (
     CLOCK,
     GRAFT,
     TRANSITIONS,
-    BlueprintAction,
     FactoredAction,
     LifecycleKind,
     LifecycleOp,
     PanicReason,
     SeedStage,
     TelemetryEventType,
+    blueprint_index,
 )
 from esper.nissa import TelemetryHub
 from esper.simic.training.evaluation import split_of
@@ -222,7 +222,7 @@ def test_the_last_epoch_is_measured_on_more_samples() -> None:
     assert (len(split.val), len(split.final)) == (48, 190)
     env = make_env(task, 4)
     graft = replace(
-        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=blueprint_index("conv_light")
     ).to_indices()
     env.begin_round(0)
     for epoch in range(1, 5):

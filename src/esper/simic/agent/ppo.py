@@ -58,7 +58,8 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHeader:
-    """The JSON part of an agent's state; `num_slots` and the sizes are those of its rollout buffer."""
+    """The JSON part of an agent's state; numbers of envs, steps, slots and blueprints are those of its
+    rollout buffer."""
 
     kind: Literal["agent"]
     version: int
@@ -68,6 +69,7 @@ class AgentHeader:
     num_envs: Size
     num_steps: Size
     num_slots: Size
+    num_blueprints: Size
     twins: Size
     buffer_length: Count
     updates: Count
@@ -90,6 +92,7 @@ class PPOAgent:
         num_envs: int,
         num_steps: int,
         num_slots: int,
+        num_blueprints: int,
         seed: int,
         twins: int = 1,
     ) -> None:
@@ -105,8 +108,10 @@ class PPOAgent:
             num_envs,
             num_steps,
             num_slots,
+            num_blueprints=num_blueprints,
             base_dim=sizes["base_dim"],
             slot_dim=sizes["slot_dim"],
+            quote_dim=sizes["quote_dim"],
             hidden=sizes["hidden"],
             device=policy.device,
         )
@@ -273,6 +278,7 @@ class PPOAgent:
             "num_envs": self.buffer.num_envs,
             "num_steps": self.buffer.num_steps,
             "num_slots": self.buffer.num_slots,
+            "num_blueprints": self.buffer.num_blueprints,
             "twins": self.twins,
             "buffer_length": self.buffer.length,
             "updates": self.updates,
@@ -323,6 +329,7 @@ class PPOAgent:
             num_envs=header.num_envs,
             num_steps=header.num_steps,
             num_slots=header.num_slots,
+            num_blueprints=header.num_blueprints,
             seed=header.seed,
             twins=header.twins,
         )

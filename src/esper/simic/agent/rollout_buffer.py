@@ -1,9 +1,10 @@
 """Observations, actions and rewards of one rollout: tensors [E, T, …], written one column (all envs, one
 step) at a time.
 
-Shapes: E envs, T steps, S slots, H hidden size. The rows of an env form segments. A segment starts where
-`reset` is set. It ends at a terminal row, at a truncated row (whose `bootstrap` is the value of the next
-state) or before an invalid row. An invalid row holds no decision and enters no loss and no statistic."""
+Shapes: E envs, T steps, S slots, B blueprints, H hidden size. The rows of an env form segments. A segment
+starts where `reset` is set. It ends at a terminal row, at a truncated row (whose `bootstrap` is the value of
+the next state) or before an invalid row. An invalid row holds no decision and enters no loss and no
+statistic."""
 
 from __future__ import annotations
 
@@ -15,19 +16,23 @@ from torch import Tensor
 
 from esper._archive import load_tensors
 from esper.leyline import (
+    HEAD_ENUMS,
+    HEAD_NAMES,
     IRRELEVANT_VALUES,
     NUM_HEADS,
     ActionMasks,
     EsperError,
     PolicyObservation,
     PolicyStep,
-    head_sizes,
 )
 from esper.tamiyo.network import NUM_OPS, Hidden
 from esper.tamiyo.policy import has_choice, map_tensors
 
 _MASK_NAMES = tuple(f.name for f in fields(ActionMasks))
 _OBS_NAMES = tuple(f.name for f in fields(PolicyObservation))
+_CHOICES = {
+    name: len(enum) for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True) if enum and name in _MASK_NAMES
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +79,34 @@ class RolloutBuffer:
         num_steps: int,
         num_slots: int,
         *,
+        num_blueprints: int,
         base_dim: int,
         slot_dim: int,
+        quote_dim: int,
         hidden: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        if min(num_envs, num_steps, num_slots) < 1:
+        if min(num_envs, num_steps, num_slots, num_blueprints) < 1:
             raise EsperError(
-                f"buffer of {num_envs} envs, {num_steps} steps, {num_slots} slots; each must be at least 1"
+                f"buffer of {num_envs} envs, {num_steps} steps, {num_slots} slots and {num_blueprints} "
+                "blueprints; each must be at least 1"
             )
-        self.num_envs, self.num_steps, self.num_slots = num_envs, num_steps, num_slots
-        slots, *parameters, ops = head_sizes(num_slots)
-        mask_shapes = dict(
-            zip(_MASK_NAMES, [(ops,), (NUM_OPS, slots), *((n,) for n in parameters)], strict=True)
-        )
+        self.num_envs, self.num_steps = num_envs, num_steps
+        self.num_slots, self.num_blueprints = num_slots, num_blueprints
+        slots = num_slots
+        mask_shapes = {name: (choices,) for name, choices in _CHOICES.items()} | {
+            "slot_by_op": (NUM_OPS, slots),
+            "blueprint": (num_blueprints,),
+        }
         floats, flags = torch.float32, torch.bool
         columns: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "base": ((base_dim,), floats),
             "slots": ((slots, slot_dim), floats),
+            "quotes": ((slots, num_blueprints, quote_dim), floats),
             "blueprints": ((slots,), torch.int64),
             "exists": ((slots,), flags),
             "family": ((), torch.int64),
-            **{f"mask.{name}": (shape, flags) for name, shape in mask_shapes.items()},
+            **{f"mask.{name}": (mask_shapes[name], flags) for name in _MASK_NAMES},
             "actions": ((NUM_HEADS,), torch.int64),
             "behaviour_head_log_probs": ((NUM_HEADS,), floats),
             **dict.fromkeys(("behaviour_log_prob", "value", "reward", "bootstrap", "epsilon"), ((), floats)),

@@ -17,7 +17,6 @@ from torch import nn
 from esper.leyline import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGET_VALUES,
-    BLUEPRINT_IDS,
     HEAD_NAMES,
     METRICS,
     OP_NAMES,
@@ -32,6 +31,7 @@ from esper.leyline import (
     TelemetryEvent,
     TelemetryEventType,
     allowed,
+    blueprint_id,
 )
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
@@ -45,15 +45,14 @@ if TYPE_CHECKING:
 
 DEAD_SHARE = 0.9
 """A layer is dead if a larger share of its gradient than this is zero."""
-_CHOICES: Mapping[str, Sequence[str | int | float]] = {
-    "blueprint": BLUEPRINT_IDS,
+_VALUES: Mapping[str, Sequence[str | int | float]] = {
     "style": [style.name for style in GerminationStyle],
     "tempo": TEMPO_EPOCHS,
     "alpha_target": ALPHA_TARGET_VALUES,
     "alpha_speed": ALPHA_SPEED_EPOCHS,
     "alpha_curve": [curve.name for curve in AlphaCurveAction],
 }
-"""Values that the indices of each parameter head stand for."""
+"""Values that the indices of parameter heads stand for; those of blueprints are in the registry."""
 
 
 def emit_event(hub: TelemetryHub, kind: TelemetryEventType, data: Mapping[str, Any], **context: Any) -> None:
@@ -164,18 +163,22 @@ def emit_last_action(
     accuracy: float | None = None,
     loss: float | None = None,
     epoch: int | None = None,
+    considered: Mapping[str, Any] | None = None,
 ) -> None:
     """Emit one decision: `indices`, `op_probs` and `confidences` in the policy's order of heads and
-    operations, and the env's `seeds` after it. Fields that the operation does not use are null. Nothing is
-    emitted below level normal, because no output would keep it."""
+    operations, the env's `seeds` after it, and fields that explain it (`considered`). Fields that the
+    operation does not use are null. Nothing is emitted below level normal, because no output would keep
+    it."""
     if telemetry_level < TelemetryLevel.NORMAL:
         return
     relevant = dict(zip(HEAD_NAMES, RELEVANCE[OP_NAMES.index(action_type)], strict=True))
     slot = target_slot if relevant["slot"] else None
-    choices: dict[str, Any] = dict.fromkeys(_CHOICES)
+    choices: dict[str, Any] = dict.fromkeys(("blueprint", *_VALUES))
     if indices is not None:
         sampled = dict(zip(HEAD_NAMES, indices, strict=True))
-        choices |= {head: values[sampled[head]] for head, values in _CHOICES.items() if relevant[head]}
+        choices |= {head: values[sampled[head]] for head, values in _VALUES.items() if relevant[head]}
+        if relevant["blueprint"]:
+            choices["blueprint"] = blueprint_id(sampled["blueprint"])
     executed, veto = None, None
     gate_failures: list[str] = []
     if outcome is not None:
@@ -218,6 +221,8 @@ def emit_last_action(
             "alphas": alphas,
             "contributions": contributions,
             "gradient_ratios": gradient_ratios,
+            **dict.fromkeys(("slot_probs", "vetoes", "sensors", "observation")),
+            **(considered or {}),
         },
         env_id=env_id,
         device=device,

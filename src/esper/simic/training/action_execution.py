@@ -19,7 +19,6 @@ from esper.leyline import (
     STYLE_CURVES,
     TEMPO_EPOCHS,
     ActionMasks,
-    BlueprintAction,
     EpisodeOutcome,
     FactoredAction,
     GovernorReport,
@@ -33,7 +32,9 @@ from esper.leyline import (
     SlotConfig,
     TelemetryEvent,
     TelemetryEventType,
+    TimeLeft,
     TrainingSignals,
+    blueprint_id,
     objective,
     stack_reports,
     stream_seed,
@@ -56,12 +57,14 @@ class ActionRules:
     """Rules of one task in the whole run. Without `reward`, every step is paid 0."""
 
     slot_config: SlotConfig
-    blueprints: frozenset[BlueprintAction]
+    blueprints: frozenset[int]
+    """Indices of those that may be germinated."""
     blueprint_mask: Bools
     objective: ObjectiveConfig
     root_seed: int
     max_epochs: int
     """The longest that an episode can last."""
+    steps_per_epoch: int
     epochs_needed: tuple[int, ...]
     """By tempo: epochs from a germination to the decision that makes the seed permanent."""
     task: str = ""
@@ -70,6 +73,10 @@ class ActionRules:
     reward: Callable[[RewardInputs], RewardComponentsTelemetry] | None = None
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
     """Components of the penalty for a rollback, by env index. None charges the objective's price alone."""
+
+    def time_left(self, epoch: int) -> TimeLeft:
+        """After this many epochs."""
+        return TimeLeft.of_epochs(epoch, self.max_epochs, self.steps_per_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +142,7 @@ def parse_sampled_action(
         op=action.op,
         slot_id=slot_id,
         slot_index=position,
-        blueprint_id=action.blueprint.name.lower(),
+        blueprint_id=blueprint_id(action.blueprint),
         algorithm=STYLE_ALPHA_ALGORITHMS[action.style],
         ramp_curve=STYLE_CURVES[action.style],
         tempo_epochs=TEMPO_EPOCHS[action.tempo],
@@ -421,7 +428,7 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
         states = build_slot_states(stack_reports([reports], rules.slot_config))
         result.post_action_signals.append(
             env.signal_tracker.peek(
-                context.epoch + 1,
+                rules.time_left(context.epoch + 1),
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,

@@ -18,7 +18,8 @@ from esper.kasmina.optim import Criterion, GradientStats
 from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
 from esper.simic.sensors import GrowthProbe, registered_sensors
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
-from esper.tamiyo.features import SENSORS, batch_obs_to_features, stack_inputs
+from esper.tamiyo.features import batch_obs_to_features
+from esper.tamiyo.inputs import SENSORS, stack_inputs
 
 
 def process_train_batch(
@@ -97,8 +98,8 @@ def batch_signals_to_features(
     env_states: Sequence[ParallelEnvState],
     device: torch.device | str,
 ) -> PolicyObservation:
-    """The policy's observation of all envs, from their signals, the stacked reports [E, S], their sensors and
-    their last actions."""
+    """The policy's observation of envs of one task, from their signals, the stacked reports [E, S], their
+    sensors, the facts of their host, their prices and their last actions."""
     sensors = stack_sensors(env_states)
     extra = registered_sensors([name for name in sensors if name not in SENSORS])
     return batch_obs_to_features(
@@ -106,7 +107,9 @@ def batch_signals_to_features(
             batch_signals,
             batch_slot_reports,
             sensors,
-            depths=env_states[0].model.model.slot_depths,
+            setting=env_states[0].setting,
+            prices=[env.prices for env in env_states],
+            learning_rate=[env.learning_rate for env in env_states],
             last_op=[env.last_op for env in env_states],
             last_success=[env.last_success for env in env_states],
         ),

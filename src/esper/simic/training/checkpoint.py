@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +24,7 @@ from esper._archive import load_tensors, read_archive, write_archive
 from esper._files import check_version, decode
 from esper.kasmina.seed import Seed
 from esper.kasmina.snapshot import RowSnapshot, restore_row, snapshot_row
-from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, StructureError
+from esper.leyline import EpisodeOutcome, EsperError, LifecycleOp, StructureError, blueprint_ids
 from esper.nissa import RunDirectory
 from esper.simic.agent.normalization import RewardScaleState
 from esper.simic.attribution import CoalitionTable
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 KIND = "run"
 VERSION = 4
 """Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy. Seeds of
-version 2 have a target of their first alpha ramp. Version 3 holds one task, all of whose episodes end
-together."""
+version 2 have a target of their first alpha ramp. Version 3 lacks the names of the blueprints, and holds one
+task, all of whose episodes end together."""
 BEST = "best.safetensors"
 MAY_CHANGE = frozenset(
     {"rounds", "telemetry_dir", "telemetry", "checkpoint_every", "keep_last", "resume", "data_root"}
@@ -180,6 +181,8 @@ class Header:
     config: dict[str, Any]
     seq: Count
     """Number of the log's next event when the checkpoint was taken."""
+    blueprints: list[str]
+    """Names by index: stored actions, masks and observations hold indices."""
     announced: bool
     """Whether the log announces the checkpoint; one taken because of a stop request is not announced."""
     agent: dict[str, Any] | None
@@ -390,6 +393,7 @@ def read_checkpoint(path: Path, config: TrainingConfig) -> Checkpoint:
     _check_version(path, meta)
     header = decode(Header, _unpacked(meta), path, complete=True)
     check_same_run(path, header.config, config)
+    _check_blueprints(path, header.blueprints)
     if config.rounds < header.progress.round_idx:
         raise CheckpointError(
             f"{path}: {header.progress.round_idx} rounds are finished; rounds is {config.rounds}, must be no "
@@ -407,7 +411,7 @@ def _check_version(path: Path, meta: Mapping[str, Any]) -> None:
     if isinstance(version, int) and version < VERSION:
         raise CheckpointError(
             f"{path}: version is {version}, written by an older Esper; this one resumes version {VERSION}. "
-            "Start the run anew, or resume it with the Esper that wrote it; its policy can still be loaded"
+            "Start the run anew, or resume it with the Esper that wrote it"
         )
 
 
@@ -423,6 +427,19 @@ def check_same_run(
         if name not in may_change and stored.get(name) != value:
             path, theirs, ours = _difference(name, stored.get(name), value)
             raise CheckpointError(f"{origin}: {path} is {theirs!r} in the {place} and {ours!r} in this run")
+
+
+def _check_blueprints(path: Path, stored: Sequence[str]) -> None:
+    """A run may only continue where each index stands for the same blueprint, and none has come or gone."""
+    for index, (theirs, ours) in enumerate(zip_longest(stored, blueprint_ids())):
+        if theirs == ours:
+            continue
+        then = "no blueprint" if theirs is None else f"blueprint {theirs!r}"
+        now = "there is none" if ours is None else f"it is {ours!r}"
+        raise CheckpointError(
+            f"{path}: index {index} stands for {then} in the checkpoint, in this run {now}; import the same "
+            "modules with blueprints (--import), in the same order, as the run did when it began"
+        )
 
 
 def _difference(name: str, stored: Any, ours: Any) -> tuple[str, Any, Any]:
@@ -458,6 +475,7 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
         "version": VERSION,
         "config": trainer.config.to_json(),
         "seq": trainer.recorder.next_seq,
+        "blueprints": list(blueprint_ids()),
         "agent": agent_meta,
         "progress": {
             "round_idx": progress.round_idx,

@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from esper.kasmina import GovernedRow, NetworkRow, OptimizerRow
+from esper.kasmina.facts import host_facts
 from esper.leyline import (
     TEMPO_EPOCHS,
-    BlueprintAction,
     LifecycleOp,
     PopulationError,
     SlotConfig,
     TelemetryEvent,
+    blueprint_index,
     stream_seed,
 )
 from esper.simic.sensors import Sensor
 from esper.simic.telemetry.emitters import apply_slot_telemetry, emit_with_env_context
 from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
+from esper.tamiyo.inputs import Setting
 from esper.tamiyo.masks import blueprint_mask
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria import GovernorConfig, TolariaGovernor, create_model
 
 if TYPE_CHECKING:
+    from esper.kasmina import MorphogeneticModel
     from esper.nissa import TelemetryHub
     from esper.runtime.tasks import TaskSpec
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -76,12 +79,14 @@ def create_env_group(
         scaler=scaler,
         extra_sensors=extra_sensors,
     )
+    setting = task_setting(task, model)
     group.envs = [
         create_env_state(
             group,
             row,
             first_env + number,
             task,
+            setting=setting,
             number=number,
             world=number // twins,
             governor=governor,
@@ -99,6 +104,7 @@ def create_env_state(
     env_idx: int,
     task: TaskSpec,
     *,
+    setting: Setting,
     number: int,
     world: int,
     governor: GovernorConfig | None = None,
@@ -120,7 +126,9 @@ def create_env_state(
         governor=TolariaGovernor(
             GovernedRow(network, group.optimizer), governor or GovernorConfig(), task.chance_loss
         ),
-        signal_tracker=SignalTracker(task.episode_length),
+        signal_tracker=SignalTracker(),
+        setting=setting,
+        prices=task.objective,
         telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device),
     )
 
@@ -145,6 +153,9 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
         {**group.scaler.state_dict(), "scale": FIRST_LOSS_SCALE, "_growth_tracker": 0}
     )
     group.base_lr = (group.optimizer.host_lr.clone(), group.optimizer.seed_lr.clone())
+    rates = group.base_lr[0].tolist()
+    for env in group.envs:
+        env.base_learning_rate = env.learning_rate = rates[env.row]
     group.zero_accumulators()
 
 
@@ -162,7 +173,7 @@ def configure_slot_telemetry(
 
 def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> ActionRules:
     """The rules of a run without a reward; a trainer adds its own with `dataclasses.replace`."""
-    offered = frozenset(BlueprintAction[name.upper()] for name in task.blueprints)
+    offered = frozenset(blueprint_index(name) for name in task.blueprints)
     return ActionRules(
         slot_config=SlotConfig.from_ids(task.slots),
         blueprints=offered,
@@ -170,10 +181,21 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         objective=task.objective,
         root_seed=root_seed,
         max_epochs=task.episode_length,
+        steps_per_epoch=task.steps_per_epoch,
         task=task.name,
-        epochs_needed=tuple(
-            task.pacing.epochs_to_permanence(epochs, strict=not task.gates.permissive)
-            for epochs in TEMPO_EPOCHS
-        ),
+        epochs_needed=epochs_needed(task),
         max_seeds=max_seeds,
     )
+
+
+def epochs_needed(task: TaskSpec) -> tuple[int, ...]:
+    """By tempo: epochs from a germination to the decision that makes the seed permanent."""
+    strict = not task.gates.permissive
+    return tuple(task.pacing.epochs_to_permanence(epochs, strict=strict) for epochs in TEMPO_EPOCHS)
+
+
+def task_setting(task: TaskSpec, model: MorphogeneticModel) -> Setting:
+    """What policies see of a task; `model` is one of its networks."""
+    answers = task.val_size * max(task.block, 1)
+    facts = host_facts(model, classes=task.num_classes, val_samples=answers)
+    return Setting(facts, blueprint_mask(task.blueprints), epochs_needed(task))

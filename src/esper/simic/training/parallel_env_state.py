@@ -5,6 +5,7 @@ metrics are stored once per epoch, from a single transfer."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from esper.leyline import LIVE_STAGES, LifecycleOp, SeedStage, TelemetryEvent
+from esper.leyline import LIVE_STAGES, LifecycleOp, ObjectiveConfig, SeedStage, TelemetryEvent
 
 if TYPE_CHECKING:
     from esper.kasmina import MorphogeneticModel, NetworkRow, OptimizerRow, PopulationOptimizer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from esper.simic.contracts import EnvMeasure
     from esper.simic.sensors import Sensor
     from esper.tamiyo import SignalTracker
+    from esper.tamiyo.inputs import Setting
     from esper.tolaria import TolariaGovernor
 
 
@@ -44,6 +46,13 @@ class ParallelEnvState:
 
     governor: TolariaGovernor
     signal_tracker: SignalTracker
+    setting: Setting
+    """What its task lets a policy see: facts of the host, and what is offered."""
+    prices: ObjectiveConfig
+    learning_rate: float = math.nan
+    """Of its host, in this epoch."""
+    base_learning_rate: float = math.nan
+    """Of its host, before decay."""
     telemetry: Callable[[TelemetryEvent], None] | None = None
     """Emits this env's events."""
     slot_telemetry: dict[str, Any] = field(default_factory=dict)
@@ -174,6 +183,8 @@ class EnvGroup:
         """Zero the accumulators and set this epoch's learning rates."""
         self.zero_accumulators()
         self.optimizer.host_lr, self.optimizer.seed_lr = (lr * lr_factor for lr in self.base_lr)
+        for env in self.envs:
+            env.learning_rate = env.base_learning_rate * lr_factor
         self.model.train()
 
     def zero_accumulators(self) -> None:

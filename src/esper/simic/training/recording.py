@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import OP_NAMES, LifecycleOp, PolicyStep, SeedStage, TelemetryEventType
+from esper.leyline import OP_NAMES, LifecycleOp, PolicyObservation, PolicyStep, SeedStage, TelemetryEventType
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
+from esper.simic.telemetry.decision import Considered, observed_names
 from esper.simic.telemetry.emitters import (
     compute_grad_norm_surrogate,
     emit_action_distribution,
@@ -38,6 +39,8 @@ from esper.simic.telemetry.gradient_collector import collect_seed_gradients_asyn
 from esper.simic.telemetry.telemetry_config import TelemetryLevel
 from esper.simic.training.batch_ops import to_host
 from esper.simic.training.env_factory import configure_slot_telemetry
+from esper.simic.training.stacking import part_of
+from esper.tamiyo.policy import map_tensors
 
 if TYPE_CHECKING:
     from esper.nissa import TelemetryHub
@@ -88,6 +91,10 @@ class RunRecorder:
         config, parts = self.config, env.parts
         slots = {part.task.name: list(part.rules.slot_config.slot_ids) for part in parts}
         family = config.reward_family.value
+        extra = [sensor.feature for sensor in env.groups[0].extra_sensors]
+        depths: dict[str, float] = {}
+        for part in reversed(parts):
+            depths |= zip(slots[part.task.name], part.groups[0].model.slot_depths, strict=True)
         emit_event(
             self.hub,
             TelemetryEventType.RUN_STARTED,
@@ -101,10 +108,15 @@ class RunRecorder:
                 "episode_length": env.max_epochs,
                 "slots": list(dict.fromkeys(chain.from_iterable(slots.values()))),
                 "host_params": env.groups[0].model.host_params,
+                "depths": depths,
                 "slots_by_task": slots,
                 "envs_by_task": {part.task.name: len(part.envs) for part in parts},
                 "epochs_by_task": {part.task.name: part.rules.max_epochs for part in parts},
                 "params_by_task": {part.task.name: part.task.host_params for part in parts},
+                "observed_by_task": {
+                    part.task.name: observed_names(slots[part.task.name], part.task.blueprints, extra)
+                    for part in parts
+                },
             },
         )
 
@@ -207,9 +219,9 @@ class RunRecorder:
         result: ActionResult,
         trained: float,
     ) -> None:
-        """Emit the decisions of an epoch. The actions are on the host already; probabilities of operations
-        and confidences of heads take one transfer each. `trained` is the training time of this round so far,
-        in seconds."""
+        """Emit the decisions of an epoch. The actions are on the host already; of each task, probabilities
+        with the observation, and confidences of heads take one transfer each. `trained` is the training time
+        of this round so far, in seconds."""
         self._accuracies.append(fmean(member.val_accuracy for member in seen.envs))
         for env_idx, panic in seen.panics.items():
             if not math.isfinite(panic.loss):
@@ -218,7 +230,7 @@ class RunRecorder:
                 )
         if self.level < TelemetryLevel.NORMAL:
             return
-        op_probs = step.op_probs.cpu().tolist()
+        considered = _considered(env, seen, step)
         confidences = (
             torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1)
             .cpu()
@@ -245,7 +257,8 @@ class RunRecorder:
                 outcome=outcome,
                 log_prob=log_prob,
                 value=value,
-                op_probs=op_probs[row],
+                op_probs=considered[i].op_probs,
+                considered=considered[i].fields,
                 confidences=heads,
                 epoch=seen.epoch,
                 seeds={s: r for s, r in member.model.reports().items() if r.stage is not SeedStage.DORMANT},
@@ -326,3 +339,36 @@ def _seed_gradients(env: TaskEnvs) -> dict[int, dict[str, float]]:
             if ratios[member.row] > 0:
                 by_env[member.env_idx][slot] = ratios[member.row]
     return by_env
+
+
+class _Explanation(NamedTuple):
+    """Of one decision."""
+
+    op_probs: list[float]
+    fields: dict[str, Any]
+
+
+def _rows(obs: PolicyObservation, rows: Sequence[int]) -> PolicyObservation:
+    return map_tensors(obs, lambda tensor: tensor[rows])
+
+
+def _considered(env: TaskEnvs, seen: Moment, step: PolicyStep) -> list[_Explanation]:
+    """What the policy saw and considered, of each env that decided, in env order."""
+    parts = {part.task.name: part for part in env.parts}
+    explanations = []
+    for own in seen.parts:
+        part = parts[env.task_of[own.envs[0].env_idx]]
+        rows, slots = [member.env_idx for member in own.envs], part.rules.slot_config.slot_ids
+        by_slot = None if step.slot_probs is None else step.slot_probs[rows, :, : len(slots)]
+        considered = Considered(
+            replace(step, op_probs=step.op_probs[rows], slot_probs=by_slot),
+            part_of(_rows(seen.obs, rows), slice(None), len(slots)),
+            own.masks,
+            own.sensors,
+            own.reports,
+            slots,
+            blueprints=part.task.blueprints,
+            max_seeds=part.rules.max_seeds,
+        )
+        explanations += [_Explanation(considered.op_probs[i], considered.fields(i)) for i in range(len(rows))]
+    return explanations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -129,16 +130,18 @@ class VectorEnv:
 
     # -- the phases ------------------------------------------------------------------------------------------
 
-    def train_epoch(self, epoch: int) -> None:
-        """One epoch of training of every population that has an env whose episode goes on."""
+    def train_epoch(self, epoch: int, *, steps: int | None = None) -> None:
+        """One epoch of training of every population that has an env whose episode goes on. `steps` ends it
+        early; only the last epoch of an episode may be shorter than the others."""
         factor = self.task.lr_factor(epoch)
         running = [group for group in self.groups if group.active]
         for group in running:
             group.begin_epoch(factor)
-        for batches in self.train:
+        for step, batches in enumerate(islice(self.train, steps), 1):
+            sense = self.train.epoch_done or step == steps
             for group, batch in zip(self.groups, batches, strict=True):
                 if group.active:
-                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=self.train.epoch_done)
+                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=sense)
         finish_training(running)
 
     def validate(self, epoch: int) -> None:
@@ -159,9 +162,10 @@ class VectorEnv:
         envs = [self.envs[row] for row in rows]
         checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
+        time = self.rules.time_left(epoch)
         signals = [
             env.signal_tracker.update(
-                epoch,
+                time,
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,

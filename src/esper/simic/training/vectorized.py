@@ -40,7 +40,8 @@ from esper.simic.training.recording import RunRecorder
 from esper.simic.training.task_envs import TaskEnvs, TaskPolicies
 from esper.simic.training.vector_env import VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
-from esper.tamiyo.features import BASE, SLOT, columns, schema, width
+from esper.tamiyo.columns import columns, width
+from esper.tamiyo.features import BASE, QUOTE, SLOT, schema
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy
@@ -323,15 +324,16 @@ def build_agent(
         network = TamiyoNetwork(
             base_dim=width(BASE),
             slot_dim=width(slot_features),
+            quote_dim=width(QUOTE),
             hidden=config.hidden,
             memory_horizon=env.max_epochs,
         )
     network.prefer(config.patience)
-    known = [feature.name for feature in (*BASE, *slot_features)]
+    known = [feature.name for feature in (*BASE, *slot_features, *QUOTE)]
     if unknown := [name for name in config.blind if name not in known]:
         raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(known)}")
     network.mask_inputs(
-        columns(BASE, config.blind), columns(slot_features, config.blind), memory=config.memory
+        *(columns(table, config.blind) for table in (BASE, slot_features, QUOTE)), memory=config.memory
     )
     policy = RecurrentPolicy(network.to(device), feature_schema=schema(extra), families=env.families)
     return PPOAgent(
@@ -340,6 +342,7 @@ def build_agent(
         num_envs=len(env.envs),
         num_steps=steps,
         num_slots=env.num_slots,
+        num_blueprints=len(env.parts[0].rules.blueprint_mask),
         seed=config.seed,
         twins=config.twins,
     )

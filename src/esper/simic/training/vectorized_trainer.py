@@ -173,12 +173,14 @@ class VectorizedPPOTrainer:
         return self.context.teacher if self.progress.round_idx < self.config.teacher_rounds else None
 
     def set_rent(self) -> None:
-        """Set the price of size in this round's rewards."""
+        """Set the price of size in this round's rewards; policies see what is charged."""
         ramp = self.config.rent_curriculum * self.config.rounds
         share = min(self.progress.round_idx / ramp, 1.0) if ramp else 1.0
         for part, rewards in zip(self.env.parts, self.context.rewards, strict=True):
             full = part.rules.objective
             rewards.objective = replace(full, size_price=full.size_price * share)
+            for env in part.envs:
+                env.prices = rewards.objective
 
     def draw_uniforms(self) -> None:
         """Draw the round's random numbers for actions, [E, epochs, 8], from each env's own stream: that of

@@ -14,7 +14,6 @@ from env_helpers import RandomValid, make_env, small_task
 from esper.leyline import (
     IRRELEVANT_VALUES,
     LIVE_STAGES,
-    BlueprintAction,
     FactoredAction,
     LifecycleOp,
     ObjectiveConfig,
@@ -24,6 +23,8 @@ from esper.leyline import (
     RewardFamily,
     RewardMode,
     SeedStage,
+    blueprint_index,
+    head_sizes,
 )
 from esper.simic.agent.rollout_buffer import RolloutBuffer
 from esper.simic.contracts import RewardInputs
@@ -101,7 +102,9 @@ class Episode:
         self.env = make_env(task, ENVS, root_seed=seed)
         self.main, self.engines = main, {choice: make_engine(choice) for choice in ALL}
         self.env.rules = replace(self.env.rules, reward=self.reward, rollback_reward=self.rollback)
-        self.buffer = RolloutBuffer(ENVS, EPOCHS, 3, base_dim=1, slot_dim=1, hidden=1)
+        self.buffer = RolloutBuffer(
+            ENVS, EPOCHS, 3, num_blueprints=head_sizes(3)[1], base_dim=1, slot_dim=1, quote_dim=1, hidden=1
+        )
         self.buffer.begin(self.buffer.hidden)
         self.rows: dict[Choice, list[list[dict[str, float]]]] = {
             choice: [[] for _ in range(ENVS)] for choice in ALL
@@ -158,7 +161,12 @@ class Episode:
         for env, amount in result.penalties:
             self.charged.append((env, self.buffer.length, self.buffer.add_penalty(env, amount)))
         zero, rewards = torch.zeros(ENVS), torch.tensor(result.rewards)
-        obs = PolicyObservation(zero[:, None], torch.zeros(ENVS, 3, 1), torch.full((ENVS, 3), -1))
+        obs = PolicyObservation(
+            zero[:, None],
+            torch.zeros(ENVS, 3, 1),
+            torch.zeros(ENVS, *head_sizes(3)[:2], 1),
+            torch.full((ENVS, 3), -1),
+        )
         taken = PolicyStep(
             actions=torch.tensor([IRRELEVANT_VALUES] * ENVS),
             head_log_probs=torch.zeros(ENVS, 8),
@@ -290,7 +298,7 @@ def test_a_seed_that_the_clock_made_permanent_is_paid_for() -> None:
     engine = RewardEngine(RewardConfig(mode=RewardMode.BASIC), PRICES, gamma=GAMMA, num_envs=ENVS)
     env.rules = replace(env.rules, reward=lambda inputs: paid.append((inputs, engine(inputs))) or paid[-1][1])
     graft = replace(
-        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=BlueprintAction.CONV_LIGHT
+        FactoredAction.wait(), op=LifecycleOp.GERMINATE, blueprint=blueprint_index("conv_light")
     ).to_indices()
     env.begin_round(0)
     for epoch in range(1, 5):

@@ -1,0 +1,302 @@
+"""Algorithms of other libraries on the world that ours learns in: J on held-out networks against env-steps.
+
+`python -m benchmarks.rl_libraries` trains sb3-contrib's MaskablePPO and RecurrentPPO and a TorchRL PPO on
+digits_shift with numbered plans, with three random seeds each, once with the library's own settings and once
+with settings like ours. Each curve is a JSON file in --out; a finished one is skipped, so a stopped campaign
+goes on where it was. `--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early
+(its curve says so and is trained anew next time), and `--table` prints what is there.
+
+Own settings: the defaults of the library, with `sparse` rewards. A default rollout is meant for one env, so
+its transitions are divided among ours; it has at least one episode. RecurrentPPO has no masks: its illegal
+actions become WAIT. Settings like ours: those of `PPOConfig`, whole episodes, rewards `minimal`, no
+discount."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.gym import GrowthVectorEnv
+from esper.simic.agent.ppo_update import PPOConfig
+
+TASK, ENVS = "digits_shift", 64
+STEPS, EVERY = 60_000, 7_500
+"""Env-steps of a run, and between two evaluations."""
+SEEDS = (1, 2, 3)
+Act = Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
+"""Actions of a policy, from observations, masks and whether an episode begins."""
+
+
+@dataclass
+class Curve:
+    """One run. Points are (env-steps, mean J of the held-out networks, half of its 95 % interval)."""
+
+    algorithm: str
+    settings: str
+    seed: int
+    task: str = TASK
+    networks: int = ENVS
+    finished: bool = False
+    seconds: float = 0.0
+    points: list[tuple[int, float, float]] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        return f"{self.algorithm}-{self.settings}-{self.seed}.json"
+
+
+class Judge:
+    """J of a policy on the held-out networks, one episode each, without exploration."""
+
+    def __init__(self) -> None:
+        self.env = GrowthVectorEnv(TASK, ENVS, held_out=True, on_illegal="wait")
+
+    def __call__(self, act: Act) -> list[float]:
+        obs, _ = self.env.reset()
+        for epoch in range(self.env.task.episode_length):
+            chosen = act(obs, self.env.action_masks(), epoch == 0)
+            obs, _, _, _, info = self.env.step(chosen)
+        return info["objective"]["J"].tolist()
+
+
+class Run:
+    """One run in progress: its curve is saved after every point."""
+
+    def __init__(
+        self, curve: Curve, out: Path, judge: Judge, *, steps: int, every: int, minutes: float
+    ) -> None:
+        self.curve, self.out, self.judge, self.steps, self.every = curve, out, judge, steps, every
+        self.start, self.limit, self.due = time.monotonic(), 60 * minutes, 0
+
+    def in_time(self) -> bool:
+        return time.monotonic() - self.start < self.limit
+
+    def report(self, env_steps: int, act: Act, *, last: bool = False) -> None:
+        """Judge the policy, if that is due."""
+        curve = self.curve
+        if env_steps < self.due and not (last and env_steps > curve.points[-1][0]):
+            return
+        self.due = env_steps + self.every
+        values = self.judge(act)
+        spread = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
+        curve.points.append((env_steps, statistics.fmean(values), spread))
+        curve.seconds = time.monotonic() - self.start
+        curve.finished = env_steps >= self.steps
+        save(curve, self.out)
+        print(f"{curve.path} {env_steps} env-steps J {curve.points[-1][1]:.4f} ± {spread:.4f}", flush=True)
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Arguments of the environment."""
+    return {"reward": "minimal", "gamma": 1.0} if name == "ours" else {"reward": "sparse"}
+
+
+def sb3_arguments(settings: str, default_rollout: int, length: int) -> dict[str, Any]:
+    """Arguments of a Stable-Baselines3 PPO; what is not named is the library's default."""
+    if settings == "defaults":
+        return {"n_steps": max(default_rollout // ENVS, length)}
+    ours = PPOConfig()
+    return {
+        "n_steps": length,
+        "batch_size": ENVS * length // ours.minibatches,
+        "n_epochs": ours.epochs,
+        "learning_rate": ours.lr,
+        "gamma": ours.gamma,
+        "gae_lambda": ours.gae_lambda,
+        "clip_range": ours.clip,
+        "ent_coef": ours.entropy_coef,
+        "vf_coef": ours.value_coef,
+        "max_grad_norm": ours.max_grad_norm,
+        "target_kl": ours.target_kl,
+    }
+
+
+def learn_sb3(model: Any, act: Act, run: Run) -> None:
+    """Train until the env-steps or the time are spent."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    class Reports(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            run.report(self.num_timesteps, act)
+
+        def _on_step(self) -> bool:
+            return run.in_time()
+
+    model.learn(run.steps, callback=Reports())
+    run.report(model.num_timesteps, act, last=True)
+
+
+def maskable_ppo(settings: str, seed: int, run: Run) -> None:
+    from sb3_contrib import MaskablePPO
+
+    from esper.gym import SB3VecEnv
+
+    env = SB3VecEnv(TASK, ENVS, **settings_of(settings))
+    arguments = sb3_arguments(settings, 2048, env.env.task.episode_length)
+    model = MaskablePPO("MlpPolicy", env, seed=seed, device="cpu", **arguments)
+
+    def act(obs: np.ndarray, masks: np.ndarray, _: bool) -> np.ndarray:
+        return model.predict(obs, action_masks=masks, deterministic=True)[0]
+
+    learn_sb3(model, act, run)
+
+
+def recurrent_ppo(settings: str, seed: int, run: Run) -> None:
+    from sb3_contrib import RecurrentPPO
+
+    from esper.gym import SB3VecEnv
+
+    env = SB3VecEnv(TASK, ENVS, on_illegal="wait", **settings_of(settings))
+    arguments = sb3_arguments(settings, 128, env.env.task.episode_length)
+    model = RecurrentPPO("MlpLstmPolicy", env, seed=seed, device="cpu", **arguments)
+    memory: dict[str, Any] = {"state": None}
+
+    def act(obs: np.ndarray, _: np.ndarray, begins: bool) -> np.ndarray:
+        state = None if begins else memory["state"]
+        starts = np.full(len(obs), begins)
+        chosen, memory["state"] = model.predict(obs, state, episode_start=starts, deterministic=True)
+        return chosen
+
+    learn_sb3(model, act, run)
+
+
+def torchrl_ppo(settings: str, seed: int, run: Run) -> None:
+    """PPO as TorchRL's tutorial puts its parts together: ClipPPOLoss, GAE, Adam, one episode per rollout. Its
+    own settings are the defaults of those classes, the tutorial's learning rate, 10 epochs and minibatches
+    of 64."""
+    from tensordict.nn import TensorDictModule
+    from torchrl.modules import MLP, MaskedCategorical, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    from esper.gym import make_torchrl_env
+
+    ours = PPOConfig()
+    like_ours = settings == "ours"
+    torch.manual_seed(seed)
+    env = make_torchrl_env(TASK, ENVS, **settings_of(settings))
+    env.set_seed(seed)
+    length, columns = env.growth.task.episode_length, env.observation_spec["observation"].shape[-1]
+    head = MLP(columns, env.action_spec.n, num_cells=[64, 64], activation_class=torch.nn.Tanh)
+    actor = ProbabilisticActor(
+        TensorDictModule(head, ["observation"], ["logits"]),
+        in_keys={"logits": "logits", "mask": "action_mask"},
+        distribution_class=MaskedCategorical,
+        return_log_prob=True,
+    )
+    critic = ValueOperator(
+        MLP(columns, 1, num_cells=[64, 64], activation_class=torch.nn.Tanh), ["observation"]
+    )
+    gae = GAE(
+        gamma=ours.gamma if like_ours else 0.99,
+        lmbda=ours.gae_lambda if like_ours else 0.95,
+        value_network=critic,
+        average_gae=True,
+    )
+    changes = {"clip_epsilon": ours.clip, "entropy_coeff": ours.entropy_coef} if like_ours else {}
+    loss = ClipPPOLoss(actor, critic, **changes)
+    optimizer = torch.optim.Adam(loss.parameters(), ours.lr if like_ours else 3e-4)
+    epochs = ours.epochs if like_ours else 10
+    size = ENVS * length // ours.minibatches if like_ours else 64
+
+    def act(obs: np.ndarray, masks: np.ndarray, _: bool) -> np.ndarray:
+        with torch.no_grad():
+            logits = head(torch.from_numpy(obs)).masked_fill(~torch.from_numpy(masks), -math.inf)
+        return logits.argmax(-1).numpy()
+
+    done = 0
+    while done < run.steps and run.in_time():
+        run.report(done, act)
+        with torch.no_grad():
+            batch = env.rollout(length, actor)
+        done += batch.numel()
+        for _ in range(epochs):
+            with torch.no_grad():
+                gae(batch)
+            flat = batch.reshape(-1)
+            for rows in torch.randperm(len(flat)).split(size):
+                parts = loss(flat[rows])
+                total = parts["loss_objective"] + parts["loss_critic"] + parts["loss_entropy"]
+                optimizer.zero_grad()
+                total.backward()
+                torch.nn.utils.clip_grad_norm_(loss.parameters(), ours.max_grad_norm)
+                optimizer.step()
+    run.report(done, act, last=True)
+
+
+ALGORITHMS: dict[str, Callable[[str, int, Run], None]] = {
+    "maskable_ppo": maskable_ppo,
+    "recurrent_ppo": recurrent_ppo,
+    "torchrl_ppo": torchrl_ppo,
+}
+
+
+def save(curve: Curve, out: Path) -> None:
+    part = out / f".{curve.path}"
+    part.write_text(json.dumps(asdict(curve), indent=1) + "\n")
+    part.replace(out / curve.path)
+
+
+def load(out: Path) -> dict[str, Curve]:
+    """Every saved curve, by file name."""
+    files = sorted(out.glob("*.json"))
+    return {file.name: Curve(**json.loads(file.read_text())) for file in files}
+
+
+def table(curves: Sequence[Curve]) -> str:
+    """The last point of each curve, as Markdown."""
+    lines = ["| algorithm | settings | random seed | env-steps | J | finished |", "|---|---|---|---|---|---|"]
+    for c in curves:
+        steps, value, spread = c.points[-1]
+        done = "yes" if c.finished else "no"
+        lines.append(
+            f"| {c.algorithm} | {c.settings} | {c.seed} | {steps:,} | {value:.4f} ± {spread:.4f} | {done} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rl_libraries", description=__doc__)
+    parser.add_argument("--algorithm", choices=sorted(ALGORITHMS), nargs="+", default=sorted(ALGORITHMS))
+    parser.add_argument("--settings", choices=("defaults", "ours"), nargs="+", default=("defaults", "ours"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--steps", type=int, default=STEPS, help="env-steps of each run")
+    parser.add_argument("--every", type=int, default=EVERY, help="env-steps between two evaluations")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end each run after this time")
+    parser.add_argument("--out", type=Path, default=Path("rl_libraries"), help="directory of the curves")
+    parser.add_argument("--table", action="store_true", help="print what is there, train nothing")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if not given.table:
+        judge = Judge()
+        for algorithm in given.algorithm:
+            for settings in given.settings:
+                for seed in given.seeds:
+                    curve = Curve(algorithm, settings, seed)
+                    known = load(given.out).get(curve.path)
+                    if known is None or not known.finished:
+                        run = Run(
+                            curve,
+                            given.out,
+                            judge,
+                            steps=given.steps,
+                            every=given.every,
+                            minutes=given.minutes,
+                        )
+                        ALGORITHMS[algorithm](settings, seed, run)
+    print(table(list(load(given.out).values())))
+
+
+if __name__ == "__main__":
+    main()
