@@ -3,6 +3,12 @@ stop in the middle of a round."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -121,12 +127,11 @@ def test_envs_whose_episode_is_over_enter_no_statistic(straight) -> None:
 @pytest.mark.parametrize(
     ("changes", "at"),
     [
-        ({}, (1, 3)),
         ({}, (1, 6)),  # one task is over
         ({"rollout_length": 3}, (1, 7)),
-        ({"policy": "random"}, (1, 6)),
-        ({"policy": "heuristic"}, (1, 6)),
-        ({"teacher": "heuristic", "teacher_rounds": 2}, (1, 6)),
+        pytest.param({"policy": "random"}, (1, 6), marks=pytest.mark.slow),
+        ({"policy": "heuristic"}, (1, 3)),
+        pytest.param({"teacher": "heuristic", "teacher_rounds": 2}, (1, 6), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_stopped_in_the_middle_of_a_round_goes_on_bit_for_bit(
@@ -148,6 +153,36 @@ def test_a_run_stopped_in_the_middle_of_a_round_goes_on_bit_for_bit(
     monkeypatch.setattr(vectorized, "get_hub", TelemetryHub)
     train(tmp_path / "cut", **many(**changes, resume="auto"))
     assert_same_run(whole, tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_a_run_of_three_tasks_that_sigterm_stops_goes_on_bit_for_bit(tmp_path) -> None:
+    """Through the command line, with populations of the tasks' own size."""
+    words = ["ppo", "--task", "digits_shift", "digits_scale", "digits_mlp", "--envs", "8", "--rounds", "2"]
+    words += ["--steps-per-epoch", "2", "--val-size", "64", "--hidden", "16"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+
+    def command(place: Path, *more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "esper.scripts.train", *words, "--telemetry-dir", str(place), *more],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        )
+
+    assert command(whole).wait() == 0
+    run = command(cut)
+    while (
+        not (cut / "events.jsonl").exists() or b"batch_completed" not in (cut / "events.jsonl").read_bytes()
+    ):
+        assert run.poll() is None
+        time.sleep(0.05)
+    time.sleep(1.0)  # some epochs into the second round
+    run.terminate()
+    assert run.wait() == 143
+    progress = last_checkpoint(cut)[1]["progress"]
+    assert progress["round_idx"] == 1
+    assert progress["epoch"] > 0, "stopped in the middle of a round"
+    assert command(cut, "--resume", "auto").wait() == 0
+    assert_same_run(whole, cut)
 
 
 def test_the_value_head_has_a_row_for_each_family(straight) -> None:
