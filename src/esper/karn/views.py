@@ -111,6 +111,34 @@ _TERMS = View(
     SELECT round_idx, env_id, epoch, entry.key AS term, entry.value AS amount
     FROM (SELECT *, unnest(map_entries(components)) AS entry FROM rewards)""",
 )
+_OBSERVATIONS = View(
+    "observations",
+    "Each feature that a policy saw at each step, scaled as it saw it.",
+    (
+        _ROUND_IDX,
+        _ENV_ID,
+        _EPOCH,
+        text("slot", "Name of the slot; null for a feature of the whole network."),
+        text("feature", "Name of the feature."),
+        Metric("value", "", "Number that the policy's network read; null if it was not measured."),
+    ),
+    """
+    WITH named AS (
+        SELECT round_idx, env_id, epoch, observation, observed, slots,
+            unnest(range(1, len(observation) + 1)) AS i
+        FROM steps, (SELECT observed, slots FROM starts ORDER BY seq DESC LIMIT 1)
+        WHERE len(observation) = len(observed)
+    ),
+    split AS (
+        SELECT *, list_filter(slots, slot -> starts_with(observed[i], slot || ' '))[1] AS slot FROM named
+        WHERE NOT ends_with(observed[i], ' known')
+    )
+    SELECT round_idx, env_id, epoch, slot,
+        CASE WHEN slot IS NULL THEN observed[i] ELSE observed[i][len(slot) + 2:] END AS feature,
+        CASE WHEN observed[i + 1] = observed[i] || ' known' AND observation[i + 1] = 0 THEN NULL
+            ELSE observation[i] END AS value
+    FROM split""",
+)
 _SHARES = View(
     "shares",
     "Contribution of each blended seed at the end of an episode.",
@@ -151,14 +179,14 @@ _BLUEPRINTS = View(
 _HEALTH = View("health", "Figures of a round that the alert rules judge.", (_ROUND_IDX, *ROUND))
 _EVENT_VIEWS = (_event_view(kind, name) for kind, name in EVENT_VIEWS.items())
 VIEWS: Mapping[str, View] = {
-    view.name: view for view in (*_EVENT_VIEWS, _HEALTH, _SLOTS, _TERMS, _SHARES, _BLUEPRINTS)
+    view.name: view for view in (*_EVENT_VIEWS, _HEALTH, _SLOTS, _TERMS, _OBSERVATIONS, _SHARES, _BLUEPRINTS)
 }
 """Every view, by name."""
 _LIST_OF_VIEWS = f"Views: {', '.join(VIEWS)}. `esper sql RUN` lists their columns."
 
 
 _NEEDED_BY = {
-    "steps": r"\b(steps|slots)\b",
+    "steps": r"\b(steps|slots|observations)\b",
     "rewards": r"\b(rewards|terms)\b",
     "throughput": r"\bthroughput\b",
 }

@@ -240,8 +240,8 @@ const resized = new ResizeObserver((entries) => entries.forEach((entry) => chart
 /** A figure with a title, a note and a chart that is drawn again whenever its data or its width changes. */
 export class Chart {
   constructor({ type, title, note = "", ...options }) {
-    Object.assign(this, { type, options, seen: false, stale: true, width: 0, series: [] });
-    this.holder = h("div", { class: "chart" });
+    Object.assign(this, { type, options, seen: false, stale: false, width: 0, series: [] });
+    this.holder = h("div", { class: `chart ${type}` });
     this.legend = h("div", { class: "legend" });
     this.extra = h("span");
     this.element = h("figure", { "data-title": title },

@@ -34,7 +34,8 @@ export function number(value) {
   if (Array.isArray(value)) return value.map(number).join(", ") || "—";
   if (typeof value === "object") return number(Object.entries(value).map(([k, v]) => `${k} ${number(v)}`));
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value) || Math.abs(value) >= 1000) return (Math.round(value) + 0).toLocaleString("en-US");
+  const rounded = Math.round(value) + 0; // no −0
+  if (rounded === value || Math.abs(value) >= 1000) return rounded.toLocaleString("en-US");
   if (Math.abs(value) < 1e-3) return value.toExponential(1);
   return String(Number(value.toPrecision(3)));
 }
@@ -57,8 +58,9 @@ export const interval = ([value, low, high]) => `${number(value)} [${number(low)
 export function table(rows, heads = Object.keys(rows[0] ?? {})) {
   const cell = (value) => (value instanceof Node ? h("td", {}, value)
     : h("td", { class: typeof value === "number" ? "n" : null }, number(value)));
-  return h("div", { class: "wide" }, h("table", {},
-    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head.replaceAll("_", " "))))),
+  const side = (head) => (typeof rows[0]?.[head] === "number" ? "n" : null);
+  const title = (head) => h("th", { scope: "col", class: side(head) }, head.replaceAll("_", " "));
+  return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(title))),
     h("tbody", {}, rows.map((row) => h("tr", {}, heads.map((head) => cell(row[head])))))));
 }
 

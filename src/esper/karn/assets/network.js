@@ -66,9 +66,9 @@ function drawSlot(g, slot, along, seed, largest) {
   const { x, y } = g.at(along, 0);
   const name = slot.length > 22 ? `…${slot.slice(-21)}` : slot;
   const label = g.down ? { x: x + 22, y: y + (seed ? 36 : 4) } : { x, y: y + 34, "text-anchor": "middle" };
-  const hint = seed ? `${slot}: ${seed.blueprint}, contribution ${number(seed.contribution)} points` : `${slot}: empty`;
+  const told = seed ? `${seed.blueprint}, contribution ${number(seed.contribution)} points` : "empty";
   return s("g", { class: "seed", "data-slot": slot, "data-stage": seed?.stage ?? "DORMANT" },
-    s("title", {}, hint), seed ? drawSeed(g, along, seed, largest) : null,
+    s("title", {}, `${slot}: ${told}`), seed ? drawSeed(g, along, seed, largest) : null,
     s("circle", { class: seed ? "node" : "node empty", cx: x, cy: y, r: seed ? 14 : 8 }),
     seed ? s("text", { class: "plus", x, y: y + 5, "text-anchor": "middle" }, "+") : null,
     s("text", label, name, seed ? "" : " (empty)"));
@@ -87,7 +87,10 @@ function drawNetwork(width, slots, epoch) {
       s("title", {}, `host, before ${slot}`));
   });
   const seeds = names.map((slot) => seedAt(slots[slot], epoch));
-  const told = names.flatMap((slot, i) => (seeds[i] ? [`${slot} ${seeds[i].blueprint} ${seeds[i].stage}`] : []));
+  const told = names.filter((_, i) => seeds[i]).map((slot) => {
+    const { blueprint, stage: reached } = seedAt(slots[slot], epoch);
+    return `${slot} ${blueprint} ${reached}`;
+  });
   return s("svg", {
     id: "drawing", viewBox: `0 0 ${g.width} ${g.height}`, width: g.width, height: g.height, role: "img",
     "aria-label": `epoch ${epoch}: ${told.join("; ") || "no seeds"}`,
@@ -101,7 +104,8 @@ function drawNetwork(width, slots, epoch) {
 
 /** What both views of an episode share: the choice of round, network and epoch, by hand, keys or playing.
     `show(body, place)` draws `{run, state, round, network, episode, epoch, turn}`. */
-export function placeView(view, main, [run, round = NEWEST, env = "0", epoch = ""], { tell, keys, move }, show) {
+export function placeView(view, main, args, { tell, keys, move }, show) {
+  const [run, round = NEWEST, env = "0", epoch = ""] = args;
   const place = { round, env: Number(env), epoch: epoch === "" ? null : Number(epoch) };
   const rounds = h("select", { "aria-label": "round", change: () => turn({ round: rounds.value }) });
   const envs = h("select", { "aria-label": "network", change: () => turn({ env: Number(envs.value) }) });
@@ -117,7 +121,7 @@ export function placeView(view, main, [run, round = NEWEST, env = "0", epoch = "
   let requests = 0;
   let timer = null;
 
-  const acts = () => (found?.episode?.steps ?? []).filter((step) => step.op !== "WAIT").map((step) => step.epoch);
+  const acts = () => (found?.episode?.steps ?? []).filter((one) => one.op !== "WAIT").map((one) => one.epoch);
   const within = (value) => Math.min(Math.max(value, 1), found.round.epochs);
 
   function draw() {
@@ -230,13 +234,15 @@ function seedTable(slots, start, epoch) {
 function decisionLine(run, { round, network, epoch }, step) {
   if (!step) return "";
   const refused = step.executed === false && step.op !== "WAIT" ? " (refused) " : " ";
-  return h("p", {}, "Decision: ", h("b", {}, [step.op, step.slot, step.blueprint].filter(Boolean).join(" ")), refused,
+  const words = [step.op, step.slot, step.blueprint].filter(Boolean).join(" ");
+  return h("p", {}, "Decision: ", h("b", {}, words), refused,
     h("a", { href: href("why", run, round.round, network.env, epoch) }, "why?"));
 }
 
 export function networkView(main, args, context) {
   const lanes = new Chart({ type: "lanes", title: "Growth", note: "Bands are stages, the line is alpha." });
-  const course = new Chart({ type: "lines", title: "Accuracy", note: "(points) Before each decision.", label: "epoch" });
+  const course = new Chart({ type: "lines", title: "Accuracy", note: "(points) Before each decision.",
+    label: "epoch" });
   const [holder, told, seeds] = [h("div", { id: "stage" }), h("div"), h("div", { id: "seeds" })];
   const grid = h("div", { class: "grid" }, lanes.element, course.element);
   let redraw = () => {};
@@ -256,7 +262,7 @@ export function networkView(main, args, context) {
       const share = (event.clientX - box.left) / box.width;
       turn({ epoch: Math.min(Math.max(Math.ceil(share * round.epochs), 1), round.epochs) });
     };
-    const accuracy = { name: "accuracy", x: steps.map((one) => one.epoch), y: steps.map((one) => one.accuracy) };
-    course.set([accuracy], { at: epoch });
+    const [x, y] = [steps.map((one) => one.epoch), steps.map((one) => one.accuracy)];
+    course.set([{ name: "accuracy", x, y }], { at: epoch });
   });
 }

@@ -17,10 +17,11 @@ const VIEWS = {
   own: { title: "Own networks", show: ownView },
 };
 const SHOWN = !frozen ? Object.keys(VIEWS) : frozen.proof ? ["proof"] : ["run", "network", "why"];
-const HELP = [
-  [`1 – ${SHOWN.length}`, "views, in the order of the bar"], ["/", "search the list"], ["← →", "epoch"], ["n p", "next and previous action"],
-  ["[ ]", "round"], ["e E", "network"], ["space", "play"], ["t", "light or dark"], ["?", "this list"],
-];
+const HELP = {
+  [`1 – ${SHOWN.length}`]: "views, in the order of the bar", "/": "search the list", "← →": "epoch",
+  "n p": "next and previous action", "[ ]": "round", "e E": "network", space: "play", t: "light or dark",
+  "?": "this list",
+};
 
 let run = frozen?.run?.id ?? "latest";
 let end = () => {};
@@ -30,8 +31,10 @@ let shown = "";
 const bar = h("nav", { "aria-label": "views" });
 const light = h("span", { id: "state", role: "status" }, frozen ? "report" : "");
 const main = h("main", { id: "main", tabindex: "-1" });
-const help = h("dialog", { id: "help" }, h("h2", {}, "Keys"), h("dl", {}, HELP.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
+const help = h("dialog", { id: "help" }, h("h2", {}, "Keys"),
+  h("dl", {}, Object.entries(HELP).map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
   h("form", { method: "dialog" }, h("button", {}, "close")));
+const trouble = h("p", { class: "error", role: "alert" });
 
 function parts() {
   const [view, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
@@ -53,6 +56,7 @@ function route() {
   end();
   keys = {};
   main.replaceChildren();
+  trouble.textContent = "";
   main.dataset.view = view;
   document.title = frozen ? document.title : `${title} · Esper`;
   drawBar(view);
@@ -69,24 +73,35 @@ function toggleTheme() {
   document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
+const ANYWHERE = {
+  t: toggleTheme,
+  "?": () => help.showModal(),
+  "/": () => main.querySelector("input[type=search]")?.focus(),
+};
+
 addEventListener("keydown", (event) => {
   const typing = event.target.matches("input:not([type=range],[type=checkbox]), select, textarea");
   if (event.ctrlKey || event.metaKey || event.altKey || typing || help.open) return;
   if (event.key === " " && event.target.matches("button, a, summary, input")) return;
-  const number = SHOWN[Number(event.key) - 1];
-  const action = keys[event.key]
-    ?? { t: toggleTheme, "?": () => help.showModal(), "/": () => main.querySelector("input[type=search]")?.focus() }[event.key]
-    ?? (number && (() => { location.hash = bar.children[SHOWN.indexOf(number)].getAttribute("href"); }));
+  const view = bar.children[Number(event.key) - 1];
+  const action = keys[event.key] ?? ANYWHERE[event.key] ?? (view && (() => view.click()));
   if (!action) return;
   event.preventDefault();
   action();
 });
+
+/** A run whose values are not what they should be must not leave an empty page. */
+function complain(reason) {
+  trouble.textContent = `This page cannot show all of the run: ${reason?.message ?? reason}`;
+}
+addEventListener("error", (event) => complain(event.error ?? event.message));
+addEventListener("unhandledrejection", (event) => complain(event.reason));
 addEventListener("hashchange", route);
 document.body.append(
-  h("a", { class: "skip", href: "#main", click: (event) => { event.preventDefault(); main.focus(); } }, "Skip to content"),
+  h("button", { class: "skip", click: () => main.focus() }, "Skip to content"),
   h("header", {}, h("b", { class: "logo" }, "Esper"), bar, light,
     h("button", { click: toggleTheme, "aria-label": "light or dark", title: "light or dark (t)" }, "◐"),
     h("button", { click: () => help.showModal(), "aria-label": "keys", title: "keys (?)" }, "?")),
-  main, help);
+  trouble, main, help);
 shown = null;
 route();

@@ -35,9 +35,10 @@ export function roundLabel(round, { rounds, best }) {
 }
 
 function factList({ facts: f }) {
+  const rounds = `${number(f.rounds_done)} of ${number(f.rounds)}`;
   const shown = {
     status: f.status, task: f.task, policy: f.policy, "random seed": f.seed, envs: f.envs,
-    ...(f.own ? {} : { rounds: `${number(f.rounds_done)} of ${number(f.rounds)}`, "last J": f.objective, "best J": f.best }),
+    ...(f.own ? {} : { rounds, "last J": f.objective, "best J": f.best }),
     alerts: f.alerts, time: duration(f.seconds), started: f.started,
   };
   return h("dl", { class: "facts" }, Object.entries(shown).map(([name, value]) =>
@@ -45,8 +46,9 @@ function factList({ facts: f }) {
       h("dt", {}, name), h("dd", {}, number(value)))));
 }
 
-/** Growth of every network of a round that the reader chooses; the newest round, until another is chosen. */
-function growthBlock(run, state) {
+/** Growth of every network of a round that the reader chooses; the newest round, until another is chosen.
+    `settle` is called when it has its size. */
+function growthBlock(run, state, settle) {
   const choose = h("select", { id: "round", "aria-label": "round", change: () => load() });
   const lanes = h("div", { class: "grid", id: "lanes" });
   async function load() {
@@ -62,6 +64,7 @@ function growthBlock(run, state) {
         chart.set(laneOf(network, state.parts.start));
         return chart.element;
       }));
+      settle();
     } catch (error) {
       lanes.replaceChildren(h("p", { class: "absent" }, error.message));
     }
@@ -124,25 +127,35 @@ export function runTitle(run, { facts }) {
   return run === facts.name || run.endsWith(`/${facts.name}`) ? run : `${run}: ${facts.name}`;
 }
 
-export function runView(main, [run, target], { tell }) {
+export function runView(main, [run, target], { tell, move }) {
   const layout = getLayout();
   const [title, head, body] = [h("h1"), h("div"), h("div")];
   main.append(title, head, h("p", { class: "bar" },
     h("a", { class: "button", href: href("network", run) }, "Networks"),
     h("a", { class: "button", href: href("why", run) }, "Why it decided")), body);
   let made = null;
+  let aim = target;
+  function settle() {
+    if (aim) document.getElementById(aim)?.scrollIntoView();
+    aim = null;
+  }
   return followRun(run, async (state, changed) => {
     const { run: all, own, glossary } = await layout;
     const { parts } = state;
     if (!changed) {
       const chosen = parts.facts.own ? own : all;
       made = sections(chosen, {
-        growth: () => growthBlock(run, state),
+        growth: () => growthBlock(run, state, settle),
         glossary: () => glossaryBlock(glossary),
         settings: settingsBlock,
       });
-      body.replaceChildren(h("nav", { class: "sections", "aria-label": "sections" },
-        chosen.map((one) => h("a", { href: href("run", run, one.id) }, one.title))), ...made.elements);
+      const jump = (id) => (event) => {
+        event.preventDefault();
+        document.getElementById(id).scrollIntoView();
+        move(href("run", run, id));
+      };
+      body.replaceChildren(h("nav", { class: "sections", "aria-label": "sections" }, chosen.map(({ id, title: name }) =>
+        h("a", { href: href("run", run, id), click: jump(id) }, name))), ...made.elements);
     }
     title.textContent = runTitle(run, parts);
     const problems = [parts.facts.message ?? [], ...parts.problems].flat();

@@ -44,15 +44,19 @@ function considered(step, slots) {
     if (op === "WAIT") return "";
     if (pairs?.[pair] !== undefined) return share(pairs[pair]);
     if (vetoes?.[pair]) return h("span", { class: "veto" }, words(vetoes[pair]));
-    return h("span", { class: "veto" }, vetoes ? (op === "GERMINATE" ? "legal" : "slot empty") : "not recorded");
+    const other = op === "GERMINATE" ? "legal" : "slot empty";
+    return h("span", { class: "veto" }, vetoes ? other : "not recorded");
   }
+  const name = (op) => (op === step.op ? h("b", {}, `${op} ←`)
+    : h("span", { class: mask?.[op] === false ? "veto" : null }, op));
   const rows = Object.keys(mask ?? chances ?? {}).map((op) => ({
-    operation: op === step.op ? h("b", {}, `${op} ←`) : h("span", { class: mask?.[op] === false ? "veto" : null }, op),
+    operation: name(op),
     probability: chances?.[op] === undefined ? "—" : h("span", { "data-op": op }, share(chances[op])),
-    ...Object.fromEntries(slots.map((slot) => [slot, h("span", { "data-pair": `${op} ${slot}` }, cell(op, slot))])),
+    ...Object.fromEntries(slots.map((slot) =>
+      [slot, h("span", { "data-pair": `${op} ${slot}` }, cell(op, slot))])),
   }));
-  const heads = Object.entries(step.confidences ?? {}).filter(([name]) => name !== "op" && name !== "slot");
-  const chosen = heads.map(([name, p]) => `${words(name)} ${percent(p)}`).join(", ");
+  const heads = Object.entries(step.confidences ?? {}).filter(([head]) => head !== "op" && head !== "slot");
+  const chosen = heads.map(([head, p]) => `${words(head)} ${percent(p)}`).join(", ");
   return panel("What was likely, what was legal", table(rows),
     chosen ? h("p", {}, `Probability of the chosen values: ${chosen}.`) : "",
     pairs ? "" : absent("This policy gives no probabilities of slots, or they were not recorded."));
@@ -77,7 +81,8 @@ function sensors({ sensors: values = {} }, slots) {
 /** Every recorded feature by its name: those of the network, then those of each slot. */
 function observed({ observation }, names, slots) {
   const title = "What the policy saw";
-  if (!observation || !names) return panel(title, absent("Not recorded: the run is older, or its level was too low."));
+  const missing = "Not recorded: the run is older, or its level was too low.";
+  if (!observation || !names) return panel(title, absent(missing));
   const all = Object.fromEntries(names.map((name, i) => [name, observation[i]]));
   const measured = names.filter((name) => !name.endsWith(KNOWN))
     .map((name) => [name, all[name + KNOWN] === 0 ? null : all[name]]);
@@ -111,18 +116,20 @@ function afterwards({ run, round, network, episode }, step) {
     epoch: one.epoch, slot: one.slot, contribution: one.contribution,
     what: `${words(one.kind)}: ${one.blueprint_id ?? ""} ${one.stage_from ?? ""} → ${one.stage_to ?? ""}`,
   }));
-  const rollbacks = episode.rollbacks.map((one) => ({ epoch: one.epoch, slot: "all", what: `rollback: ${one.reason}` }));
-  const events = [...changes, ...rollbacks].filter((one) => one.epoch >= step.epoch).sort((a, b) => a.epoch - b.epoch);
+  const rollbacks = episode.rollbacks.map((one) =>
+    ({ epoch: one.epoch, slot: "all", what: `rollback: ${one.reason}`, contribution: null }));
+  const events = [...changes, ...rollbacks].filter((one) => one.epoch >= step.epoch)
+    .sort((a, b) => a.epoch - b.epoch);
   const end = episode.outcome;
   const ended = end ? `In the end: J ${number(end.objective)}, accuracy ${number(end.final_accuracy)}, `
     + `${number(end.fossilized)} of ${number(end.germinated)} seeds permanent.` : "The episode is not finished.";
   const next = later.filter((one) => one.op !== "WAIT").slice(0, 6);
   return panel("What happened next",
     h("p", {}, `Accuracy after 1, 3 and 8 epochs: ${gains.join(", ")} points. ${ended}`),
-    events.length ? table(events, ["epoch", "slot", "what", "contribution"]) : absent("No seed changed."),
-    next.length ? h("p", {}, "Next decisions: ", next.map((one) => [
-      h("a", { href: href("why", run, round.round, network.env, one.epoch) }, `${one.epoch}: ${words(one.op)} ${one.slot ?? ""}`),
-      " "])) : "");
+    events.length ? table(events) : absent("No seed changed."),
+    next.length ? h("p", {}, "Next decisions: ", next.map((one) => [h("a",
+      { href: href("why", run, round.round, network.env, one.epoch) },
+      `${one.epoch}: ${words(one.op)} ${one.slot ?? ""}`), " "])) : "");
 }
 
 export function whyView(main, args, context) {

@@ -58,16 +58,15 @@ class LogTail:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                start, where = self.offset, f"{self.path}, line {self.count + 1}"
                 try:
                     event = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
-                    raise TelemetryError(f"{where}: not JSON: {error}") from error
+                    raise TelemetryError(f"line {self.count + 1}: not JSON: {error}") from error
                 if not isinstance(event, dict) or event.get("seq") != self.count:
-                    raise TelemetryError(f"{where}: not event {self.count}")
-                self.offset += len(line)
+                    raise TelemetryError(f"line {self.count + 1}: not event {self.count}")
+                start, self.offset = self.offset, self.offset + len(line)
                 self.count += 1
-                self._mark = (self._mark + line)[-MARK:]
+                self._mark = line[-MARK:]
                 yield start, self.offset, event
 
 
@@ -101,14 +100,14 @@ class Feed(Stream):
         self.curves = Curves()
         self.rounds: dict[int, tuple[int, int]] = {}
         """Bytes of the log that hold each round's events."""
-        self.start: dict[str, Any] = {}
-        self.last: dict[str, dict[str, Any]] = {}
+        self.start: Mapping[str, Any] = {}
+        self.last: dict[str, Mapping[str, Any]] = {}
         """The newest payload of each event type."""
         self._parts: dict[str, tuple[int, bytes, Any]] = {}
         self._problems: dict[str, str] = {}
         self._engine = AlertEngine()
-        self._end: dict[str, Any] | None = None
-        self._times = [0.0, 0.0]
+        self._end: Mapping[str, Any] | None = None
+        self._times = (0.0, 0.0)
         self._counts: Counter[str] = Counter()
         self._newest: dict[_T, deque[dict[str, Any]]] = {
             kind: deque(maxlen=SHOWN) for kind in (_T.ALERT, _T.ROLLBACK, _T.CHECKPOINT)
@@ -215,38 +214,39 @@ class Feed(Stream):
             for begin, end, event in self.log.events():
                 kind, data, nonfinite = event_parts(event)
                 self._engine.observe(kind, data, nonfinite)
-                self.last[kind.value] = dict(data)
-                self._times = [self._times[0] or event.get("t_wall", 0.0), event.get("t_wall", 0.0)]
+                self.last[kind.value] = data
+                self._times = (self._times[0] or event.get("t_wall", 0.0), event.get("t_wall", 0.0))
                 round_idx = event.get("round_idx")
                 if round_idx is not None:
                     self.rounds[round_idx] = (self.rounds.get(round_idx, (begin, 0))[0], end)
                 handle = self._HANDLERS.get(kind)
                 if handle is not None:
-                    handle(self, event, dict(data))
+                    handle(self, event, data)
         except (EsperError, TypeError, ValueError, AttributeError, KeyError) as error:
-            self._problems["log"] = f"the log is damaged and was read up to there: {error}"
+            place = f"{self.log.path} is damaged and was read up to line {self.log.count}"
+            self._problems["log"] = f"{place}: {error}"
 
-    def _on_start(self, _event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_start(self, _event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         self.start, self._end = data, None
 
-    def _on_end(self, _event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_end(self, _event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         self._end = data
 
-    def _on_update(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_update(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         x = event.get("round_idx", 0) + 1
         self.curves.add_all("updates", x, {name: data.get(name) for name in _NUMBERS[_T.PPO_UPDATE]})
         for name in ("head_entropy", "head_kl"):
             self.curves.add_all(f"updates/{name}", x, data.get(name) or {})
 
-    def _on_actions(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_actions(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         counts = data.get("action_counts") or {}
         total = sum(counts.values()) or 1
         self.curves.add_all("mix", event.get("round_idx", 0) + 1, {op: n / total for op, n in counts.items()})
 
-    def _on_masks(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_masks(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         self.curves.add_all("masked", event.get("round_idx", 0) + 1, data.get("hit_rates") or {})
 
-    def _on_lifecycle(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_lifecycle(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         blueprint, kind = data.get("blueprint_id"), data.get("kind")
         if blueprint is None:
             return
@@ -259,7 +259,7 @@ class Feed(Stream):
             for name in ("contribution", "params", "epochs_total"):
                 score[f"{kind} {name}"].add(data.get(name))
 
-    def _on_attribution(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_attribution(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         for slot in data.get("slots") or ():
             blueprint = self._births.get((event.get("env_id"), slot), "unknown")
             for i, name in enumerate(("shapley", "leave_one_out")):
@@ -270,7 +270,7 @@ class Feed(Stream):
         for pair, value in (data.get("interactions") or {}).items():
             self._pairs[pair].add(value)
 
-    def _on_outcome(self, _event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_outcome(self, _event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         if data.get("objective") is not None:
             self._objectives.append(data["objective"])
         fossilized, pruned, germinated = (data.get(n) for n in ("fossilized", "pruned", "germinated"))
@@ -280,7 +280,7 @@ class Feed(Stream):
             self._fates[name].add(value)
         self._fates["unfinished"].add(germinated - fossilized - pruned)
 
-    def _on_round(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_round(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         index = data.get("round_idx", event.get("round_idx")) or 0
         x = index + 1
         self.curves.add_all("rounds", x, {name: data.get(name) for name in _NUMBERS[_T.BATCH_COMPLETED]})
@@ -302,12 +302,12 @@ class Feed(Stream):
         for group in (self._fates, self._births, self._shares):
             group.clear()
 
-    def _on_kept(self, event: Mapping[str, Any], data: dict[str, Any]) -> None:
+    def _on_kept(self, event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
         where = {"round": event.get("round_idx"), "env": event.get("env_id"), "epoch": event.get("epoch")}
         if where["round"] is not None:
             where["round"] += 1
         kind = _T(event["event_type"])
-        self._newest[kind].append({k: v for k, v in where.items() if v is not None} | data)
+        self._newest[kind].append({k: v for k, v in where.items() if v is not None} | dict(data))
         self._counts[kind.value] += 1
 
     _HANDLERS: Mapping[_T, Any] = {

@@ -20,27 +20,24 @@ Chart = dict[str, Any]
 """`x`, and `series` by name, for a chart over the epochs of a round."""
 
 
-def reward_terms(path: Path) -> tuple[dict[str, float], Chart]:
+def reward_terms(path: Path) -> tuple[dict[str, float | None], Chart]:
     """Mean of each term per episode, and per step by epoch."""
     table = read_file(path, "rewards", ["env_id", "epoch", "components"])
-    sums: Counter[str] = Counter()
-    by_epoch: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for epoch, components in zip(table["epoch"].to_pylist(), table["components"].to_pylist(), strict=True):
-        for name, amount in components or ():
-            sums[name] += amount
-            by_epoch[name][epoch].append(amount)
+    components = table["components"].combine_chunks()
+    names = pc.unique(components.keys).to_pylist()
+    amounts = {name: pc.map_lookup(components, pa.scalar(name), "first") for name in names}
     envs = max(len(pc.unique(table["env_id"])), 1)
-    return {name: total / envs for name, total in sums.items()}, _by_epoch(by_epoch)
+    by_episode = {name: pc.divide(pc.sum(column), envs).as_py() for name, column in amounts.items()}
+    return by_episode, _by_epoch(table["epoch"], amounts)
 
 
-def _by_epoch(values: Mapping[str, Mapping[int, Sequence[float]]]) -> Chart:
-    """Means by epoch, of all names over the same epochs."""
-    epochs = sorted({epoch for by_epoch in values.values() for epoch in by_epoch if epoch is not None})
-    series = {
-        name: [float(np.mean(by_epoch[e])) if e in by_epoch else None for e in epochs]
-        for name, by_epoch in values.items()
-    }
-    return {"x": epochs, "series": series}
+def _by_epoch(epochs: pa.ChunkedArray, columns: Mapping[str, pa.Array]) -> Chart:
+    """Means by epoch over the rows that have a value."""
+    keys = [f"value {i}" for i in range(len(columns))]  # a column may have any name, that of the epochs too
+    table = pa.table([epochs, *columns.values()], ["epoch", *keys])
+    means = table.group_by("epoch").aggregate([(key, "mean") for key in keys]).sort_by("epoch")
+    series = {name: means[f"{key}_mean"].to_pylist() for name, key in zip(columns, keys, strict=True)}
+    return {"x": means["epoch"].to_pylist(), "series": series}
 
 
 def training_speed(path: Path) -> float | None:
@@ -61,24 +58,23 @@ class StepFigures:
 
 
 def step_figures(path: Path) -> StepFigures:
-    columns = ["epoch", "op", "executed", "veto", "gate_failures", "accuracy", "loss"]
-    rows = read_file(path, "steps", columns).to_pylist()
-    acts: Counter[tuple[str, int]] = Counter()
-    refused: Counter[tuple[str, str]] = Counter()
-    course: dict[str, dict[int, list[float]]] = {"accuracy": defaultdict(list), "loss": defaultdict(list)}
-    for row in rows:
-        epoch, op = row["epoch"], row["op"]
-        for name, by_epoch in course.items():
-            if row.get(name) is not None and np.isfinite(row[name]):
-                by_epoch[epoch].append(row[name])
-        if op == LifecycleOp.WAIT.name:
-            continue
-        acts[op, epoch] += 1
-        if row["executed"] is False:
-            refused[op, row["veto"] or ", ".join(row["gate_failures"] or ()) or "—"] += 1
-    epochs = sorted({row["epoch"] for row in rows if row["epoch"] is not None})
-    series = {op: [acts[op, e] for e in epochs] for op in OP_NAMES if op != LifecycleOp.WAIT.name}
-    return StepFigures({"x": epochs, "series": series}, _by_epoch(course), refused)
+    table = read_file(path, "steps", ["epoch", "op", "executed", "veto", "gate_failures", "accuracy", "loss"])
+    counts = table.group_by(["op", "epoch"]).aggregate([([], "count_all")]).to_pylist()
+    acts = {(row["op"], row["epoch"]): row["count_all"] for row in counts}
+    epochs = sorted({epoch for _, epoch in acts if epoch is not None})
+    ops = [op for op in OP_NAMES if op != LifecycleOp.WAIT.name]
+    failed = table.filter(pc.and_(pc.invert(table["executed"]), pc.is_in(table["op"], pa.array(ops))))
+    refused = Counter(
+        (row["op"], row["veto"] or ", ".join(row["gate_failures"] or ()) or "—")
+        for row in failed.select(["op", "veto", "gate_failures"]).to_pylist()
+    )
+    finite = {name: _finite(table[name]) for name in ("accuracy", "loss")}
+    series = {op: [acts.get((op, epoch), 0) for epoch in epochs] for op in ops}
+    return StepFigures({"x": epochs, "series": series}, _by_epoch(table["epoch"], finite), refused)
+
+
+def _finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.if_else(pc.is_finite(column), column, None)
 
 
 def last_row(path: Path, name: str) -> dict[str, Any]:
