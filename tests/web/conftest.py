@@ -17,9 +17,12 @@ from urllib.parse import urlencode
 import pytest
 
 from esper.karn.web.server import make_server
+from esper.leyline import TelemetryEvent, TelemetryEventType
+from esper.nissa import RunDirectory, TelemetryHub
 from esper.simic import train_ppo_vectorized
 
 TOKEN = "the-token"
+EVIL = "</script><script>document.title='owned'</script>"
 SMALL: dict[str, Any] = {
     "task": "digits_impaired",
     "rounds": 2,
@@ -115,3 +118,28 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(runs: Path) -> Iterator[Site]:
     with serving(runs) as site:
         yield site
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs whose names, tasks, slots and messages are markup."""
+    root = tmp_path_factory.mktemp("hostile")
+    name = EVIL.replace("/", "∕")  # a slash of another kind: files cannot have the real one
+    run = RunDirectory.create(root / name, config={"task": EVIL})
+    pair, first = f"{EVIL} {EVIL}", {"env_id": 0, "epoch": 1}
+    start = {"task": EVIL, "policy": EVIL, "slots": [EVIL], "envs": 1, "rounds": 1, "reward_mode": EVIL}
+    action = {"op": EVIL, "slot": EVIL, "stages": {EVIL: 2}, "alphas": {EVIL: 0.5}, "mask": {EVIL: True}}
+    events: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("run_started", start, {}),
+        ("seed_lifecycle", {"kind": "germinated", "blueprint_id": EVIL}, first | {"slot_id": EVIL}),
+        ("last_action", action | {"vetoes": {pair: EVIL}, "sensors": {pair: 1.0}}, first),
+        ("reward_summary", {"components": {EVIL: 1.0}}, first),
+        ("alert", {"code": EVIL, "severity": EVIL, "message": EVIL}, {}),
+        ("batch_completed", {"round_idx": 0, "rounds": 1, "avg_objective": 0.5}, {}),
+        ("run_ended", {"status": EVIL, "message": EVIL}, {}),
+    ]
+    with TelemetryHub().attached(*run.outputs()) as hub:
+        hub.round_idx = 0
+        for kind, data, context in events:
+            hub.emit(TelemetryEvent(event_type=TelemetryEventType(kind), data=data, **context))
+    return root

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from esper.leyline import TelemetryEvent, TelemetryEventType
-from esper.nissa import RunDirectory, TelemetryHub
-
-from .conftest import TOKEN, Site, serving
-
-EVIL = "</script><script>document.title='owned'</script>"
+from .conftest import EVIL, TOKEN, Site, serving
 
 
 def refused(site: Site, path: str, status: int = 403, **options: Any) -> None:
@@ -132,31 +127,6 @@ def test_a_stranger_cannot_probe_the_token_by_its_answers(site: Site) -> None:
     """Any path without the token has the same answer, whether something is there or not."""
     answers = {site.ask(path)[2] for path in ("/x/", "/x/api/layout", "/x/nothing", "/")}
     assert len(answers) == 1
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs whose names, tasks, slots and messages are markup."""
-    root = tmp_path_factory.mktemp("hostile")
-    name = EVIL.replace("/", "∕")  # a slash of another kind: files cannot have the real one
-    run = RunDirectory.create(root / name, config={"task": EVIL})
-    pair, first = f"{EVIL} {EVIL}", {"env_id": 0, "epoch": 1}
-    start = {"task": EVIL, "policy": EVIL, "slots": [EVIL], "envs": 1, "rounds": 1, "reward_mode": EVIL}
-    action = {"op": EVIL, "slot": EVIL, "stages": {EVIL: 2}, "alphas": {EVIL: 0.5}, "mask": {EVIL: True}}
-    events: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("run_started", start, {}),
-        ("seed_lifecycle", {"kind": "germinated", "blueprint_id": EVIL}, first | {"slot_id": EVIL}),
-        ("last_action", action | {"vetoes": {pair: EVIL}, "sensors": {pair: 1.0}}, first),
-        ("reward_summary", {"components": {EVIL: 1.0}}, first),
-        ("alert", {"code": EVIL, "severity": EVIL, "message": EVIL}, {}),
-        ("batch_completed", {"round_idx": 0, "rounds": 1, "avg_objective": 0.5}, {}),
-        ("run_ended", {"status": EVIL, "message": EVIL}, {}),
-    ]
-    with TelemetryHub().attached(*run.outputs()) as hub:
-        hub.round_idx = 0
-        for kind, data, context in events:
-            hub.emit(TelemetryEvent(event_type=TelemetryEventType(kind), data=data, **context))
-    return root
 
 
 def test_markup_in_a_run_stays_text(hostile: Path) -> None:
