@@ -116,7 +116,7 @@ def test_growing_and_evaluating_print_the_same(tmp_path, capsys):
         == 0
     )
     grown = capsys.readouterr().out
-    assert re.search(r"1 +germinate +r0c\d +conv_light", grown)
+    assert re.search(r"\d +germinate +r0c\d +\w+", grown)
     assert main(["eval", str(out)]) == 0
     line = re.compile(r"test accuracy \d+\.\d\d %")
     assert line.search(grown)[0] == line.search(capsys.readouterr().out)[0]
