@@ -37,8 +37,8 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (to_read, self._write), (self._read, to_write) = os.pipe(), os.pipe()
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
-        # The protocol speaks on descriptors 3 and 4.
-        start = ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", *command]
+        # The protocol speaks on descriptors 3 and 4. Not sh: dash takes no descriptor above 9.
+        start = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash", *command]
         self._process = subprocess.Popen(
             start, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

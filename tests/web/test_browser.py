@@ -20,9 +20,12 @@ from esper.karn.summary import open_run
 
 from .conftest import EVIL, SMALL, Site, serving
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="there is no Chromium on this machine; Debian's package is chromium"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium on this machine; Debian's package is chromium"
+    ),
+]
 TALL = 30_000
 """A window so high that every chart of a page is in view, and therefore drawn."""
 
