@@ -148,7 +148,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         nested = unflatten(flatten(_shallow(self), "config"))
-        tuned = tuned_thresholds(nested["task"]) if isinstance(nested["task"], str) else HeuristicConfig()
+        tuned = tuned_thresholds(nested["task"]) if isinstance(nested["task"], str) else tuned_thresholds()
         nested["heuristic"] = _shallow(tuned) | nested.get("heuristic", {})
         for name, kind in kinds(type(self)).items():
             object.__setattr__(self, name, _build(kind, nested.get(name, {})))
