@@ -23,7 +23,7 @@ from esper.proof.episodes import Maker, Played, finish_round
 from esper.proof.policies import Acting, rule_makers, simple_makers
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
-from esper.simic.training.evaluation import populations, split_of
+from esper.simic.training.evaluation import open_env, split_of
 from esper.tamiyo.shipped import load_policy
 
 RECORD, PLAIN = "grown.json", "plain.pt2"
@@ -70,7 +70,7 @@ def grow(
     check_number("grow", "network", network, integer=True)
     directory = check_empty(Path(out))
     make = _maker(task, policy, root_seed, sample)
-    (env,) = populations(task, [network], root_seed=root_seed, size=1)
+    env = open_env(task, [network], root_seed=root_seed, rows=1)
     env.begin_round(0)
     (played,) = finish_round(env, task, make([network]), FlopMeter(task.build_model(1, [0])), advance)
     model = env.groups[0].model

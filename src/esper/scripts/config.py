@@ -85,6 +85,8 @@ class Arguments:
     """YAML or JSON file with settings, for example the config.json of a run."""
     modules: Imports = ()
     """Python module to import first, for example one that registers a task."""
+    processes: int = 1
+    """Number of processes that train the networks on this machine. The results do not depend on it."""
 
 
 def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[TrainingConfig, dict[str, str]]:

@@ -81,6 +81,14 @@ class Ranks:
     def check_same(self, values: Mapping[str, object], purpose: str) -> None:
         """Raise on every rank if a value differs from the first rank's."""
 
+    def fail(self, reason: str) -> bool:
+        """Tell the other ranks why this one fails. Returns whether the first rank reports it, so that this
+        rank need not."""
+        return False
+
+    def reported(self) -> None:
+        """The first rank has reported its failure to the user."""
+
 
 ALONE = Ranks()
 
@@ -145,6 +153,7 @@ class Joined(Ranks):
     def __init__(self, place: Place) -> None:
         self.rank, self.size = place.rank, place.size
         self.limit = time_limit()
+        self.failed = False
         self.traffic: Counter[str] = Counter()
         """Bytes that this rank has sent so far, by purpose."""
         where = f"{place.address}:{place.port}"
@@ -266,17 +275,20 @@ class Joined(Ranks):
         )
 
     def fail(self, reason: str) -> bool:
-        """Tell the other ranks why this one fails. Returns whether the first rank reports it, so that this
-        rank need not."""
+        self.failed = True
         self._tell(f"failed/{self.rank}", reason)
         if self.is_first:
             return False
+        # The launcher stops all ranks when the first of them ends: let the first one speak before.
         end = time.monotonic() + GRACE
         while time.monotonic() < end:
-            if self._has("failed/0") or self._has("waiting/0"):
+            if self._has("reported"):
                 return True
             time.sleep(0.05)
         return False
+
+    def reported(self) -> None:
+        self._tell("reported", "")
 
     def leave(self) -> None:
         """Wait until the first rank, which hosts the store, may end; then end the group."""
@@ -334,16 +346,29 @@ def joined(settings: Mapping[str, object]) -> Iterator[Ranks]:
         ranks.check_same(software(), "software")
         ranks.check_same(settings, "settings")
         yield ranks
-        ranks.leave()
+        if not ranks.failed:
+            ranks.leave()
     except BaseException as error:
-        reason = str(error) if isinstance(error, EsperError) else f"{type(error).__name__}: {error}"
-        if ranks.fail(reason) and isinstance(error, EsperError):
-            raise SystemExit(1) from error  # the first rank says it
+        if not ranks.failed:
+            reason = str(error) if isinstance(error, EsperError) else f"{type(error).__name__}: {error}"
+            if ranks.fail(reason) and isinstance(error, EsperError):
+                raise SystemExit(1) from error  # the first rank says it
         raise
     finally:
         _current.pop()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def telling(ranks: Ranks) -> Iterator[None]:
+    """Tell the other ranks of an error inside. A rank whose error the first one reports ends in silence."""
+    try:
+        yield
+    except EsperError as error:
+        if ranks.fail(str(error)):
+            raise SystemExit(1) from error
+        raise
 
 
 def software() -> dict[str, object]:
