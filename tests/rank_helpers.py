@@ -14,7 +14,13 @@ from esper.leyline import EsperError
 from esper.simic.ranks import Ranks, joined
 from run_helpers import train
 
-SEVERAL: dict[str, Any] = {"envs": 20, "population": 8, "episode_length": 5, "steps_per_epoch": 1, "val_size": 32}
+SEVERAL: dict[str, Any] = {
+    "envs": 20,
+    "population": 8,
+    "episode_length": 5,
+    "steps_per_epoch": 1,
+    "val_size": 32,
+}
 """Changes of a small run that give it three populations, the last one not full."""
 
 
@@ -25,7 +31,13 @@ def free_port() -> int:
 
 
 def _rank(
-    work: Callable[..., Any], arguments: tuple[Any, ...], rank: int, size: int, port: int, said: Any, limit: float
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+    size: int,
+    port: int,
+    said: Any,
+    limit: float,
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -61,7 +73,9 @@ def start_ranks(
     return list(processes), said
 
 
-def on_ranks(size: int, work: Callable[..., Any], *arguments: Any, limit: float = 60.0) -> dict[int, str | None]:
+def on_ranks(
+    size: int, work: Callable[..., Any], *arguments: Any, limit: float = 60.0
+) -> dict[int, str | None]:
     """What each rank said in the end; ranks that were killed say nothing."""
     processes, said = start_ranks(size, work, *arguments, limit=limit)
     return end_of(processes, said)

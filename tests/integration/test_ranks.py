@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.leyline import EsperError
 from esper.nissa import TelemetryHub
 from esper.proof.search import refine_schedules, search_schedules
 from esper.runtime.tasks import parse_task
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.ranks import Ranks, current, joined
 from esper.simic.training import vectorized
 from esper.simic.training.probe import fit_probe
@@ -106,6 +108,30 @@ def test_a_run_goes_on_with_another_number_of_ranks(before, after, tmp_path) -> 
     assert_same_run(tmp_path / "one", tmp_path / "cut")
 
 
+def count_copies(ranks: Ranks, directory: Path) -> None:
+    """Copies to the host between the beginning of the round and its update."""
+    copies, cpu, update = [0], torch.Tensor.cpu, PPOAgent.update
+
+    def counted(tensor, *arguments, **options):
+        copies[0] += 1
+        return cpu(tensor, *arguments, **options)
+
+    def uncounted(agent):
+        torch.Tensor.cpu = cpu
+        return update(agent)
+
+    torch.Tensor.cpu, PPOAgent.update = counted, uncounted
+    train(None, **SEVERAL, rounds=1)
+    (directory / str(ranks.rank)).write_text(str(copies[0]))
+
+
+def test_an_epoch_takes_two_more_copies_to_the_host_than_in_one_process(tmp_path) -> None:
+    """Of the observation and of the masks: each rank packs its own for the others."""
+    assert on_ranks(2, count_copies, tmp_path) == {0: None, 1: None}
+    for rank in range(2):
+        assert int((tmp_path / str(rank)).read_text()) == (5 + 2) * SEVERAL["episode_length"]
+
+
 # -- comparisons ---------------------------------------------------------------------------------------------
 
 WORLD = "digits_impaired:episode_length=5,steps_per_epoch=1,val_size=32,batch_size=8,population=8"
@@ -148,9 +174,10 @@ def differing(ranks: Ranks, settings: dict[int, dict]) -> None:
 def test_ranks_with_different_settings_say_which() -> None:
     messages = on_ranks(2, differing, {0: {"envs": 8, "seed": 1}, 1: {"envs": 16, "seed": 1}})
     for message in messages.values():
-        assert message == (
-            "settings must be the same on all ranks: envs is 8 on rank 0 and 16 on rank 1"
-        ) or message == f"rank 0 failed: {messages[0]}"
+        assert (
+            message == ("settings must be the same on all ranks: envs is 8 on rank 0 and 16 on rank 1")
+            or message == f"rank 0 failed: {messages[0]}"
+        )
 
 
 def failing(ranks: Ranks) -> None:
@@ -172,9 +199,7 @@ def dying(ranks: Ranks) -> None:
 
 def test_a_rank_that_is_killed_is_named() -> None:
     messages = on_ranks(2, dying)
-    assert messages == {
-        0: "rank 1 ended without a word, killed or out of memory, before it gave its flags"
-    }
+    assert messages == {0: "rank 1 ended without a word, killed or out of memory, before it gave its flags"}
 
 
 def sleeping(ranks: Ranks) -> None:

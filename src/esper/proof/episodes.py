@@ -109,9 +109,7 @@ def play_jobs(
     meter, ranks = FlopMeter(task.build_model(1, [0])), current()
     size = population or task.population
     pieces = [
-        (number, numbers)
-        for number, job in enumerate(jobs)
-        for numbers in in_populations(job.networks, size)
+        (number, numbers) for number, job in enumerate(jobs) for numbers in in_populations(job.networks, size)
     ]
 
     def work(index: int) -> list[Played]:

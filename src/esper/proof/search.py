@@ -236,9 +236,7 @@ class _Search:
         """Let each network of each mapping follow its schedule, store its J, and return the number of
         env-steps."""
         jobs = [Job(partial(_following, plan_of), list(plan_of)) for plan_of in plans_of]
-        results = play_jobs(
-            self.task, jobs, root_seed=self.root_seed, population=self.size, advance=advance
-        )
+        results = play_jobs(self.task, jobs, root_seed=self.root_seed, population=self.size, advance=advance)
         for plan_of, episodes in zip(plans_of, results, strict=True):
             for played in episodes:
                 plan = plan_of[played.network]

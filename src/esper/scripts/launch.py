@@ -68,6 +68,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         code = int(failure.exitcode)
         if code >= 0:
             return code
-        print(f"rank {rank} was ended by {signal.Signals(-code).name}; the others were stopped", file=sys.stderr)
+        print(
+            f"rank {rank} was ended by {signal.Signals(-code).name}; the others were stopped", file=sys.stderr
+        )
         return FAILED
     return DONE

@@ -88,6 +88,7 @@ def prove(
             training.
         processes: Number of processes that share the work on this machine. The results do not depend on it.
     """
+    assert processes == 1, "`main` has started the others"
     ranks = current()
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
     config = ProofConfig(

@@ -102,9 +102,7 @@ class ProgressOutput:
 
 
 @contextmanager
-def stop_on_signals(
-    request_stop: Callable[[], None], *, announce: bool = True
-) -> Iterator[list[int]]:
+def stop_on_signals(request_stop: Callable[[], None], *, announce: bool = True) -> Iterator[list[int]]:
     """The first SIGINT or SIGTERM asks the run to stop; the second one ends the process. Yields the list of
     received signals."""
     caught: list[int] = []
@@ -287,8 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_memory(config, tasks)
         if processes > 1:
             return launch("esper.scripts.train", remaining, processes)
-        settings = {name: value for name, value in flatten(config.to_json(), "config").items()}
-        with joined({name: settings[name] for name in settings.keys() - LOCAL}) as ranks:
+        settings = flatten(config.to_json(), "config")
+        with joined({name: value for name, value in settings.items() if name not in LOCAL}) as ranks:
             return _main(config, remaining, ranks, records=origins["telemetry_dir"] == "default")
     except EsperError as error:
         return fail(error)

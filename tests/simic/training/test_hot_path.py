@@ -21,6 +21,10 @@ FENCED = (
     "action_execution.py",
     "vector_env.py",
     "vectorized_trainer.py",
+    "task_envs.py",
+    "stacking.py",
+    "sharded_envs.py",
+    "../ranks.py",
 )
 FOLDER = Path(esper.simic.training.__file__).parent
 SYNCING = {"item", "cpu", "tolist", "numpy", "nonzero", "synchronize"}

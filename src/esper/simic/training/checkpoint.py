@@ -696,7 +696,9 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
         for number in range(-(-count // task.population))
     }
     for group in env.groups:
-        group.scaler.load_state_dict(stored_scalers[env.task_of[group.envs[0].env_idx], _population_of(group)])
+        group.scaler.load_state_dict(
+            stored_scalers[env.task_of[group.envs[0].env_idx], _population_of(group)]
+        )
         for member in group.envs:
             _restore_env(group, member, _under(tensors, f"env.{member.env_idx}."), by_idx[member.env_idx])
     trainer.draw_uniforms()

@@ -172,9 +172,7 @@ class ShardedEnvs(TaskEnvs):
             self.ledger.outcomes.sort(key=attrgetter("env_id"))
         return record
 
-    def _unpacked(
-        self, parts: Sequence[_Rows], kind: type[_Batch], device: torch.device | str
-    ) -> _Batch:
+    def _unpacked(self, parts: Sequence[_Rows], kind: type[_Batch], device: torch.device | str) -> _Batch:
         """The rows of all ranks in env order; rows that no rank has are empty."""
         rows = [row for part in parts for row in part.rows]
         order = sorted(range(len(rows)), key=rows.__getitem__)

@@ -254,9 +254,7 @@ class TaskPolicies(ScriptedPolicy):
     def __init__(self, policies: Sequence[PolicyProtocol], env: TaskEnvs) -> None:
         self.policies = list(policies)
         counts = env.roster.counts
-        self._envs = [
-            slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)
-        ]
+        self._envs = [slice(end - count, end) for count, end in zip(counts, accumulate(counts), strict=True)]
         self._slots = [rules.slot_config.num_slots for rules in env.roster.rules]
 
     def begin(self, num_envs: int) -> None:
