@@ -15,11 +15,13 @@ from esper.leyline import EsperError
 from esper.nissa import TelemetryHub
 from esper.proof.search import refine_schedules, search_schedules
 from esper.runtime.tasks import parse_task
+from esper.scripts.prove import prove
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.ranks import Ranks, current, joined
 from esper.simic.training import vectorized
 from esper.simic.training.probe import fit_probe
 from memory_output import MemoryOutput
+from proof.worlds import policy_file
 from rank_helpers import SEVERAL, end_of, on_ranks, start_ranks, train_here, train_on
 from run_helpers import assert_same_run, last_checkpoint, train
 
@@ -157,6 +159,19 @@ def test_the_search_and_the_probe_do_not_depend_on_the_ranks(tmp_path) -> None:
     assert len(texts) == 1
     assert len(weights) == 3
     assert all(np.array_equal(one, weights[0]) for one in weights)
+
+
+def prove_here(_ranks: Ranks, directory: Path, policy: str) -> None:
+    prove(WORLD, (policy,), networks=20, out=directory, sample=True)
+
+
+@pytest.mark.slow
+def test_a_proof_does_not_depend_on_the_ranks(tmp_path) -> None:
+    policy = policy_file(tmp_path / "policy.safetensors")
+    for size in (1, 2):
+        assert on_ranks(size, prove_here, tmp_path / str(size), policy) == dict.fromkeys(range(size))
+    for name in ("proof.json", "report.html"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class Joined(Ranks):
                 "or MASTER_PORT, and an address that all machines reach"
             ) from error
         self._store = dist.PrefixStore(f"esper/{place.attempt}", store)
-        self._store.set(f"here/{self.rank}", b"")
+        self._store.set(f"here/{self.rank}", "yes")
         try:
             dist.init_process_group(
                 "gloo", store=self._store, rank=self.rank, world_size=self.size, timeout=limit
@@ -264,6 +264,8 @@ class Joined(Ranks):
         if failed:
             rank, reason = next(iter(failed.items()))
             return f"rank {rank} failed: {reason}"
+        if not self._has(f"here/{self.rank}"):
+            silent = [0]  # the store has gone with the rank that hosted it, so the others cannot be asked
         if not silent:
             return f"the ranks lost each other while they exchanged {purpose}"
         names = f"rank {', '.join(map(str, silent))}"
@@ -288,7 +290,7 @@ class Joined(Ranks):
         return False
 
     def reported(self) -> None:
-        self._tell("reported", "")
+        self._tell("reported", "yes")
 
     def leave(self) -> None:
         """Wait until the first rank, which hosts the store, may end; then end the group."""
@@ -297,7 +299,7 @@ class Joined(Ranks):
 
     def _tell(self, key: str, text: str) -> None:
         with suppress(RuntimeError, dist.DistError):  # the store is gone with the first rank
-            self._store.set(key, text.encode() or b" ")
+            self._store.set(key, text or "no message")
 
     def _has(self, key: str) -> bool:
         try:
