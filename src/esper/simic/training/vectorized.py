@@ -296,16 +296,18 @@ def build_env(
     hub: TelemetryHub,
     devices: list[str],
     rewards: RewardEngine,
-    populations: Sequence[int],
+    populations: Sequence[int] | None = None,
 ) -> VectorEnv:
-    """Populations of one task, by number, distributed over the devices in turn with one stream each, and
-    their batches. The envs have the numbers of those that `rewards` pays.
+    """Populations of one task, by number (None: all), distributed over the devices in turn with one stream
+    each, and their batches. The envs have the numbers of those that `rewards` pays.
 
     Every population has the task's width, whatever the number of envs: env i is always row i % width of
     population i // width. Rows without an env are trained like the others and cost as much: a step of
     digits_shift takes 13 ms with 64 rows and 2.3 ms with 8 (one core of an AMD EPYC)."""
     sensors = registered_sensors(config.sensors)
     size = task.population
+    if populations is None:
+        populations = range(-(-config.envs // size))
     ids = [list(range(i * size, min((i + 1) * size, config.envs))) for i in populations]
     places = [devices[i % len(devices)] for i in populations]
     data = load_dataset(task.dataset, config.data_root)
