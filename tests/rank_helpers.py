@@ -83,7 +83,7 @@ def on_ranks(
 
 def end_of(processes: list[BaseProcess], said: Any) -> dict[int, str | None]:
     for process in processes:
-        process.join(120)
+        process.join(900)
         if process.is_alive():
             process.kill()
     messages: dict[int, str | None] = {}

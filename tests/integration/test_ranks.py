@@ -141,7 +141,7 @@ WORLD = "digits_impaired:episode_length=5,steps_per_epoch=1,val_size=32,batch_si
 
 def search_here(ranks: Ranks, directory: Path) -> None:
     task = parse_task(WORLD)
-    found = search_schedules(task, 600, candidates=7)
+    found = search_schedules(task, 300, candidates=7)
     refined = refine_schedules(task, found, population=8)
     probe = fit_probe(task, 20)
     (directory / f"{ranks.rank}.txt").write_text(f"{found}\n{refined}")
@@ -162,7 +162,7 @@ def test_the_search_and_the_probe_do_not_depend_on_the_ranks(tmp_path) -> None:
 
 
 def prove_here(_ranks: Ranks, directory: Path, policy: str) -> None:
-    prove(WORLD, (policy,), networks=20, out=directory, sample=True)
+    prove(WORLD, (policy,), networks=12, out=directory, sample=True)
 
 
 @pytest.mark.slow
