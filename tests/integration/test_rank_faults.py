@@ -23,6 +23,8 @@ from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from rank_helpers import SEVERAL, end_of, on_ranks, start_ranks
 from run_helpers import SMALL, assert_same_run, train
 
+STEADY = {**SEVERAL, "rounds": 3}
+"""Two checkpoints within the run, and one at its end."""
 PHASES: dict[str, tuple[Any, str]] = {
     "train": (ShardedEnvs, "train_epoch"),
     "validate": (ShardedEnvs, "validate"),
@@ -58,13 +60,13 @@ def struck_run(ranks: Ranks, directory: Path, victim: int, phase: str) -> None:
         # One checkpoint and one update belong to a round, and five of all else.
         calls = 2 if phase in ("checkpoint", "update") else 7
         on_second_round(*PHASES[phase], die, calls=calls)
-    train(directory, **SEVERAL)
+    train(directory, **STEADY)
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("faults") / "straight"
-    train(directory, **SEVERAL)
+    train(directory, **STEADY)
     return directory
 
 
@@ -82,14 +84,14 @@ def test_a_rank_killed_in_any_phase_loses_nothing_that_was_checkpointed(
     events = list(RunDirectory.open(tmp_path / "run").events())
     ended = [event for event in events if event["event_type"] == "run_ended"]
     assert [event["data"]["status"] for event in ended] == (["failed"] if victim == 1 else [])
-    train(tmp_path / "run", **SEVERAL, resume="auto")
+    train(tmp_path / "run", **STEADY, resume="auto")
     assert_same_run(straight, tmp_path / "run")
 
 
 def sleeping_run(ranks: Ranks, directory: Path) -> None:
     if ranks.rank == 1:
         on_second_round(ShardedEnvs, "train_epoch", lambda: time.sleep(600), calls=7)
-    train(directory, **SEVERAL)
+    train(directory, **STEADY)
 
 
 @pytest.mark.slow
@@ -99,7 +101,7 @@ def test_a_rank_that_sleeps_ends_the_run_after_the_time_limit(straight, tmp_path
     processes[1].kill()
     end_of(processes, said)
     assert (rank, "rank 1 did not give its observations within 20 s" in message) == (0, True)
-    train(tmp_path / "run", **SEVERAL, resume="auto")
+    train(tmp_path / "run", **STEADY, resume="auto")
     assert_same_run(straight, tmp_path / "run")
 
 
@@ -110,7 +112,7 @@ def run_on_a_full_disk(ranks: Ranks, directory: Path) -> None:
 
     if ranks.is_first:
         on_second_round(ShardedEnvs, "train_epoch", fill, calls=7)
-    train(directory, **SEVERAL)
+    train(directory, **STEADY)
 
 
 @pytest.mark.slow
@@ -118,7 +120,7 @@ def test_a_full_disk_on_the_first_rank_is_what_all_ranks_report(straight, tmp_pa
     messages = on_ranks(2, run_on_a_full_disk, tmp_path / "run")
     assert "File too large" in str(messages[0])
     assert messages[1] == f"rank 0 failed: {messages[0]}"
-    train(tmp_path / "run", **SEVERAL, resume="auto")
+    train(tmp_path / "run", **STEADY, resume="auto")
     assert_same_run(straight, tmp_path / "run")
 
 
@@ -126,7 +128,7 @@ def test_a_full_disk_on_the_first_rank_is_what_all_ranks_report(straight, tmp_pa
 
 
 def command(directory: Path, **changes: Any) -> list[str]:
-    settings = {**SMALL, **SEVERAL, **changes, "telemetry_dir": str(directory)}
+    settings = {**SMALL, **STEADY, **changes, "telemetry_dir": str(directory)}
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return [sys.executable, "-m", "esper.scripts.train", "ppo", "--processes", "2", *flags]
 
@@ -182,6 +184,19 @@ def test_the_launcher_names_a_rank_that_was_killed(victim, tmp_path) -> None:
     assert f"rank {victim} was ended by SIGKILL; the others were stopped" in err
     assert f"rank {victim} ended without a word" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_run_again_from_its_last_checkpoint(straight, tmp_path) -> None:
+    _, _, _, _, _, _, *flags = command(tmp_path / "run")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = [*launcher, "--max-restarts", "1", "-m", "esper.scripts.train", "ppo", *flags]
+    process = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    begun(process, tmp_path / "run")
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert_same_run(straight, tmp_path / "run")
 
 
 def test_bad_input_is_said_once(tmp_path) -> None:

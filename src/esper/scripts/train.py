@@ -28,7 +28,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail, printable
 from esper.scripts.config import parse
 from esper.scripts.launch import launch, take_processes
-from esper.simic.ranks import Ranks, joined
+from esper.simic.ranks import Ranks, joined, restarted
 from esper.simic.training.config import TrainingConfig, flatten
 
 if TYPE_CHECKING:
@@ -298,6 +298,8 @@ LOCAL = {"telemetry_dir", "data_root"}
 
 def _main(config: TrainingConfig, given: Sequence[str], ranks: Ranks, *, records: bool) -> int:
     """`records`: the run is recorded, in a new directory if none is named."""
+    if restarted() and config.telemetry_dir is not None and config.resume is None:
+        config = config.replace(resume="auto")
     directory = None
     if ranks.is_first and (config.telemetry_dir is not None or records):
         directory = run_directory(config)

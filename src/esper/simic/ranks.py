@@ -121,8 +121,17 @@ class Place:
             os.environ.get("MASTER_ADDR", "localhost"),
             numbers["MASTER_PORT"],
             os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            _attempt(),
         )
+
+
+def _attempt() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return _attempt() != "0"
 
 
 def _number(name: str) -> int:
@@ -294,7 +303,8 @@ class Joined(Ranks):
 
     def leave(self) -> None:
         """Wait until the first rank, which hosts the store, may end; then end the group."""
-        self.any(False, "goodbye")
+        with suppress(RankError):  # the work is done, whoever is lost now
+            self.any(False, "goodbye")
         dist.destroy_process_group()
 
     def _tell(self, key: str, text: str) -> None:
