@@ -202,14 +202,17 @@ class Joined(Ranks):
             own, sizes = self._packed(value, purpose)
             whole = [own.new_empty(max(sizes)) for _ in range(self.size)]
             dist.all_gather(whole, _padded(own, max(sizes)))
-        return [_loaded(part, size) for part, size in zip(whole, sizes, strict=True)]
+        received = [_loaded(whole[rank], sizes[rank]) for rank in range(self.size) if rank != self.rank]
+        return [*received[: self.rank], value, *received[self.rank :]]
 
     def gather(self, value: T, purpose: str) -> list[T]:
         with self._naming_the_lost(purpose):
-            own, sizes = self._packed(value, purpose)
+            own, sizes = self._packed(None if self.is_first else value, purpose)
             whole = [own.new_empty(max(sizes)) for _ in range(self.size)] if self.is_first else None
             dist.gather(_padded(own, max(sizes)), whole)
-        return [_loaded(part, size) for part, size in zip(whole or (), sizes, strict=bool(whole))]
+        if whole is None:
+            return []
+        return [value, *(_loaded(whole[rank], sizes[rank]) for rank in range(1, self.size))]
 
     def scatter(self, values: Sequence[T], purpose: str) -> T:
         packed = [_dumped(value) for value in values]
