@@ -135,6 +135,26 @@ class FlopMeter:
                 total += len(_prefixes(on, self._order[:index])) * blended[slot_id].forward
         return total
 
+    def dearest(self, blueprints: Collection[str], coalitions: int) -> tuple[int, int]:
+        """Upper bounds per sample for networks with seeds of these blueprints: what one more seed adds to
+        training, in whatever slot and stage; and what it costs to evaluate this number of coalitions where
+        every slot has a seed."""
+        seeds: dict[str, Cost] = {}
+        for slot_id in self._model.seed_slots:
+            gate = self.bank(slot_id, GATE_BANK)
+            costs = [self.bank(slot_id, name).plus(gate) for name in blueprints]
+            seeds[slot_id] = Cost(*(max(values) for values in zip(*costs, strict=True)))
+        more, prefixes = 0, 1
+        evaluation = self._hosts[0].forward
+        for index, slot_id in enumerate(self._order):
+            if slot_id in seeds:
+                behind = sum(max(cost.frozen, cost.forward) for cost in self._behind(slot_id, seeds))
+                more = max(more, seeds[slot_id].training, seeds[slot_id].first + behind)
+                evaluation += prefixes * seeds[slot_id].forward
+                prefixes = min(2 * prefixes, coalitions)
+            evaluation += prefixes * self._hosts[index + 1].forward
+        return more, evaluation
+
     def sensors(self) -> int:
         """Measuring the growth sensors of all slots on one sample: at each, the gradient of a zero layer's
         weight and the covariance of the channels. They run on one batch per epoch. On small images their

@@ -51,7 +51,10 @@ def planned_fossils(task: TaskSpec, schedule: Schedule) -> tuple[Fossil, ...]:
 def at_equal_flops(task: TaskSpec, fossils: Iterable[Sequence[Fossil]], flops: float) -> tuple[TaskSpec, int]:
     """The task with fewer epochs, and the training steps of the last one, so that networks that have these
     seeds from the first epoch spend `flops` in the mean; rounded up to a whole step, in their favour. The
-    learning rate decays over the shorter episode."""
+    learning rate decays over the shorter episode. A task with a budget of FLOPs is at equal FLOPs as it
+    is."""
+    if task.budget == "flops":
+        return task, task.steps_per_epoch
     per_sample = cache(partial(_training_flops, task))
     mean = fmean(per_sample(tuple(seeds)) for seeds in fossils)
     steps = max(math.ceil(flops / (mean * task.batch_size) - 1e-9), 1)

@@ -114,7 +114,7 @@ def finish_round(
             kept[seen.rows, 0] = torch.tensor(result.valid)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, reports, outcome in zip(seen.rows, seen.reports, result.outcomes, strict=True):
-            flops[i] += meter.per_sample(reports) * steps * task.batch_size
+            flops[i] += meter.per_sample(reports) * env.envs[i].planned.steps * task.batch_size
             spec = outcome.spec
             if outcome.effective_op is not LifecycleOp.WAIT:
                 planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None

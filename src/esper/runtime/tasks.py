@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,8 +47,17 @@ from esper.runtime.data.datasets import Dataset, DatasetFacts, dataset_facts
 
 FINAL_LR_SHARE = 0.1
 """A decaying learning rate ends at this share of its first value."""
-SIZES = ("batch_size", "steps_per_epoch", "val_size", "final_val_size", "episode_length", "population")
-"""Fields that `name:field=number` may change, beside the sizes of the host."""
+SIZES = (
+    "batch_size",
+    "steps_per_epoch",
+    "val_size",
+    "final_val_size",
+    "episode_length",
+    "budget_steps",
+    "population",
+)
+"""Fields that `name:field=number` may change, beside the sizes of the host. Those that say how long an
+episode is depend on the task's budget."""
 MAX_SIZE = 10**9
 MAX_DEPTH = 100
 """Limits of the numbers in `name:field=number`. Depth counts modules that are built one by one."""
@@ -139,7 +148,8 @@ class TaskSpec:
     val_size: int
     """Number of validation samples: images, vectors, or windows of text."""
     episode_length: int
-    """Number of epochs of one episode, each followed by one decision."""
+    """Number of epochs of one episode, each followed by one decision. With a budget of FLOPs it follows from
+    `budget_steps`: the most epochs that a network without seeds can have."""
     population: int
     """Number of networks that are trained as one batched module: 1 or a multiple of 8."""
     optimizer: OptimizerConfig
@@ -156,16 +166,35 @@ class TaskSpec:
     """Number of validation samples in the last epoch, which decides J, where that is more than `val_size`."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
+    budget: Literal["epochs", "flops"] = "epochs"
+    """What ends an episode: the number of epochs, or that a network has spent its training FLOPs. A larger
+    network then takes fewer steps."""
+    budget_steps: int = 0
+    """The budget of FLOPs: the number of training steps that a network without seeds could take, if nothing
+    but training were charged."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
 
     def __post_init__(self) -> None:
         try:
+            self._set_length()
             self._check()
         except (ValueError, TypeError) as error:
             kind = type(error) if isinstance(error, EsperError) else EsperError
             raise kind(f"task {self.name!r}: {error}") from None
+
+    def _set_length(self) -> None:
+        if self.budget not in ("epochs", "flops"):
+            raise EsperError(f"budget is {self.budget!r}; {allowed(('epochs', 'flops'))}")
+        if self.budget == "flops":
+            check_number("budget", "budget_steps", self.budget_steps, low=1, integer=True)
+            check_number("budget", "steps_per_epoch", self.steps_per_epoch, low=1, integer=True)
+            object.__setattr__(self, "episode_length", -(-self.budget_steps // self.steps_per_epoch))
+        elif self.budget_steps:
+            raise EsperError(
+                f"budget_steps is {self.budget_steps} with a budget of epochs; allowed: 0, or budget flops"
+            )
 
     def _check(self) -> None:
         for field, kind in _KINDS.items():
@@ -308,9 +337,14 @@ class TaskSpec:
 
     def lr_factor(self, epoch: int) -> float:
         """Factor of each row's learning rates in this epoch (1 … episode_length)."""
-        if not self.lr_decay or self.episode_length == 1:
+        if self.episode_length == 1:
             return 1.0
-        progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
+        return self.lr_factor_at(min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0))
+
+    def lr_factor_at(self, progress: float) -> float:
+        """Factor of learning rates after this share of the budget."""
+        if not self.lr_decay:
+            return 1.0
         return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel:
@@ -419,6 +453,8 @@ def parse_task(text: str) -> TaskSpec:
     if not colon:
         return task
     host_sizes = [key for key, value in task.outline.spec().items() if isinstance(value, int)]
+    fixed = "episode_length" if task.budget == "flops" else "budget_steps"
+    own_sizes = [name for name in SIZES if name != fixed]
     sizes: dict[str, Any] = {}
     host = dict(task.host)
     keys = [change.partition("=")[0] for change in changes.split(",")]
@@ -426,10 +462,10 @@ def parse_task(text: str) -> TaskSpec:
         key, _, value = change.partition("=")
         if keys.count(key) > 1:
             raise EsperError(f"task {text!r}: {key} is given twice")
-        if key not in (*SIZES, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
+        if key not in (*own_sizes, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
             raise EsperError(
                 f"task {text!r}: {change!r} is not field=number for one of its sizes; "
-                + allowed((*SIZES, *host_sizes))
+                + allowed((*own_sizes, *host_sizes))
             )
         most = MAX_DEPTH if key in _DEPTHS else MAX_SIZE
         if len(value) > 12 or int(value) > most:
@@ -580,6 +616,8 @@ for _spec in (
             learning_rates=(0.01, 0.03),
         ),
     ),
+    # The budget is 150 steps of the largest plan, a conv_light in every slot.
+    _variant(_DIGITS, "digits_flops", budget="flops", budget_steps=720, steps_per_epoch=24, population=16),
     replace(
         _DIGITS,
         name="digits_mlp",

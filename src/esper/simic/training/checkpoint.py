@@ -134,6 +134,7 @@ class EnvValues:
     val_total: Count
     episode_idx: Count
     max_epochs: Count
+    flops: Count
     done: bool
     sensors: dict[str, list[float]]
     germinated: Count

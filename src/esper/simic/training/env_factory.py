@@ -142,6 +142,7 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
             group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world
         )
         env.episode_idx, env.max_epochs, env.done = first_episode, task.episode_length, False
+        env.plan, env.flops = None, 0
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0
         env.last_op, env.last_success = LifecycleOp.WAIT, True
@@ -181,7 +182,6 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         objective=task.objective,
         root_seed=root_seed,
         max_epochs=task.episode_length,
-        steps_per_epoch=task.steps_per_epoch,
         task=task.name,
         epochs_needed=epochs_needed(task),
         max_seeds=max_seeds,

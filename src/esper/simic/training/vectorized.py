@@ -110,6 +110,11 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         changes["gates"] = replace(task.gates, permissive=config.permissive_gates)
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
+    if task.budget == "flops" and config.episode_length is not None:
+        raise EsperError(
+            f"config: episode_length {config.episode_length} with task {task.name}, whose budget are FLOPs; "
+            f"write {task.name.partition(':')[0]}:budget_steps=NUMBER to change it"
+        )
     task = replace(task, incubation=config.incubation, **changes)
     if changes:
         task.check_memory()
