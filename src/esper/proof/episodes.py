@@ -52,7 +52,7 @@ class Played:
     test_accuracy: float
     """Percentage points, with the fossilized seeds only."""
     flops: int
-    """Of training."""
+    """Of training; with a budget of FLOPs, all that was charged."""
     condition: Condition | None
     """None if the task draws none."""
     decisions: tuple[Decision, ...]
@@ -68,13 +68,17 @@ def play(
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
     last_steps: int | None = None,
+    static: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
     """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; the last
-    epoch has `last_steps` training steps, by default as many as the others; `advance` is called with the
-    number of env-steps as they finish."""
+    epoch has `last_steps` training steps, by default as many as the others; `static` networks never grow, so
+    their budget pays for training alone; `advance` is called with the number of env-steps as they finish, or
+    turn out not to be needed, of `task.episode_length` for each network."""
     meter, played = FlopMeter(task.build_model(1, [0])), []
     for env in populations(task, networks, root_seed=root_seed, size=population):
+        if static:
+            env.budget = env.budget.without_measuring()
         env.begin_round(0)
         if plant is not None:
             plant(env)
@@ -120,7 +124,7 @@ def finish_round(
                 planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None
                 decisions[i].append(Decision(epoch, spec.op.name, spec.slot_id, planted))
         if advance is not None:
-            advance(len(seen.envs))
+            advance(len(seen.envs) + sum(result.ended) * (task.episode_length - epoch))
         if env.done:
             break
     root = env.rules.root_seed
@@ -131,7 +135,7 @@ def finish_round(
             network=e.env_idx,
             outcome=outcomes[e.env_idx],
             test_accuracy=accuracy[i],
-            flops=flops[i],
+            flops=e.flops if task.budget == "flops" else flops[i],
             condition=None if task.conditions is None else draw_condition(task, root, 0, e.env_idx),
             decisions=tuple(decisions[i]),
             fossils=tuple(

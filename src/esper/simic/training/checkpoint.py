@@ -134,6 +134,7 @@ class EnvValues:
     val_total: Count
     episode_idx: Count
     max_epochs: Count
+    budget_steps: Count
     flops: Count
     done: bool
     sensors: dict[str, list[float]]

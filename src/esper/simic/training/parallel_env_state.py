@@ -80,8 +80,10 @@ class ParallelEnvState:
     """The most epochs that its episode can have."""
     plan: EpochPlan | None = None
     """The current epoch: its steps, and the time that is left after it. None before the first."""
+    budget_steps: int = 0
+    """Its budget of FLOPs, in training steps of the bare host; 0 where its budget counts epochs."""
     flops: int = 0
-    """Training FLOPs charged until the end of the current epoch, where its budget counts them."""
+    """FLOPs charged until the end of the current epoch, where its budget counts them."""
     done: bool = False
     """Its episode is over: it takes no part in anything until the next round."""
     sensors: dict[str, list[float]] = field(default_factory=dict)

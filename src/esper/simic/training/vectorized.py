@@ -112,8 +112,9 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
     if task.budget == "flops" and config.episode_length is not None:
         raise EsperError(
-            f"config: episode_length {config.episode_length} with task {task.name}, whose budget are FLOPs; "
-            f"write {task.name.partition(':')[0]}:budget_steps=NUMBER to change it"
+            f"config: episode_length {config.episode_length} with task {task.name}, whose episodes end when "
+            "their FLOPs are spent; another budget is part of its name: "
+            f"{task.name.partition(':')[0]}:budget_steps=NUMBER"
         )
     task = replace(task, incubation=config.incubation, **changes)
     if changes:
