@@ -445,21 +445,17 @@ class MorphogeneticModel(GrowingSlots):
             self.changed()
 
     @property
-    def training_lanes(self) -> Lanes:
-        """The lanes of a training pass."""
-        if self._training_lanes is None:
-            if self._members is None:
-                self._training_lanes = Lanes(self.population, Mode.TRAIN)
-            else:
-                padding = len(self.padded(self._members)) - len(self._members)
-                self._training_lanes = self.lanes(self.padded(self._members), Mode.TRAIN, padding=padding)
-        return self._training_lanes
+    def members(self) -> list[int]:
+        """The rows that train."""
+        return list(range(self.population)) if self._members is None else self._members
 
     @property
-    def training_rows(self) -> Tensor | None:
-        """The rows that train; None: all of them."""
-        lanes = self.training_lanes
-        return None if lanes.rows is None else lanes.rows[: lanes.count - lanes.padding]
+    def training_lanes(self) -> Lanes:
+        """The lanes of a training pass: the rows that train, padded."""
+        if self._training_lanes is None:
+            rows = self.members if self._members is None else self.padded(self._members)
+            self._training_lanes = self.lanes(rows, Mode.TRAIN, padding=len(rows) - len(self.members))
+        return self._training_lanes
 
     @property
     def host_params(self) -> int:
@@ -483,13 +479,11 @@ class MorphogeneticModel(GrowingSlots):
         self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None
     ) -> Losses:
         """Training losses of one batch, incubation included, of the rows that train. `x` and `targets` are
-        those of all rows. The hosts' part is bit-identical with or without incubation.
+        those of `training_lanes`. The hosts' part is bit-identical with or without incubation.
 
         A `probe` sees the features before and after each slot's blended seeds; its return value goes on."""
-        self.host.check_input(x, self.population)
         lanes = self.training_lanes
-        if lanes.rows is not None:
-            x, targets = self.layout.take(x, self.population, lanes.rows), targets.index_select(0, lanes.rows)
+        self.host.check_input(x, lanes.count)
         incubating = self._incubating()
         taps: dict[str, Tensor] = {}
         plan = self._plan_training()
@@ -565,7 +559,7 @@ class MorphogeneticModel(GrowingSlots):
         """The rows that train and whose seed is in TRAINING, by slot; slots without one are left out."""
         incubating: dict[str, list[int]] = {}
         for slot in self.slots():
-            for row in range(self.population) if self._members is None else self._members:
+            for row in self.members:
                 seed = slot.seeds[row]
                 if seed is not None and seed.stage is SeedStage.TRAINING:
                     incubating.setdefault(slot.slot_id, []).append(row)
@@ -632,7 +626,8 @@ class MorphogeneticModel(GrowingSlots):
 
     def _lanes_of(self, rows: list[int]) -> Tensor | None:
         """Lanes of the training pass in which these rows train; None: all lanes in order."""
-        places = rows if self._members is None else [self._members.index(row) for row in rows]
+        lane_of = {row: lane for lane, row in enumerate(self.members)}
+        places = [lane_of[row] for row in rows]
         if places == list(range(self.training_lanes.count)):
             return None
         return torch.tensor(places, device=self.slots()[0].anchor.device)
@@ -729,7 +724,8 @@ class MorphogeneticModel(GrowingSlots):
 
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""
-        everyone = [self._members is None or row in self._members for row in range(self.population)]
+        members = {*self.members}
+        everyone = [row in members for row in range(self.population)]
         groups = [
             GroupSpec(
                 "host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone, False

@@ -25,14 +25,16 @@ from esper.tamiyo.inputs import SENSORS, stack_inputs
 def process_train_batch(
     group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False
 ) -> None:
-    """One optimizer step of every row that trains. Inputs were copied on the default stream; the group's own
-    stream computes. With `sense`, the step also measures where growth would help; its result is the same."""
+    """One optimizer step of every row that trains, on a batch of the rows that the group has gathered. Inputs
+    were copied on the default stream; the group's own stream computes. With `sense`, the step also measures
+    where growth would help; its result is the same."""
     probe = GrowthProbe(group.extra_sensors) if sense else None
     group.await_transfer()
     with group.on_stream():
         if group.stream is not None:
             inputs.record_stream(group.stream)
             targets.record_stream(group.stream)
+        inputs, targets = group.of_lanes(inputs, targets)
         group.optimizer.zero_grad()
         with group.autocast():
             losses = group.model.losses(inputs, targets, criterion, probe=probe)
@@ -40,8 +42,7 @@ def process_train_batch(
         group.scaler.scale(losses.total()).backward()
         group.scaler.step(group.optimizer)
         group.scaler.update()
-        rows = group.model.training_rows
-        answers = targets if rows is None else targets.index_select(0, rows)
+        answers = targets[: len(losses.outputs)]  # padding comes last
         correct = (losses.outputs.detach().argmax(-1) == answers).flatten(1).sum(1)
         group.add(losses.main.detach(), correct, targets[0].numel())
         if probe is not None:

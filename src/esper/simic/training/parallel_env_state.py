@@ -176,6 +176,8 @@ class EnvGroup:
     """Targets of one row seen this epoch."""
     extra_sensors: tuple[Sensor, ...] = ()
     """Registered sensors that are measured beside the built-in ones."""
+    gathered: list[int] | None = None
+    """Rows that this epoch's batches hold, padded; None: all."""
     sensors: dict[str, Tensor] | None = None
     """Sensors of each row's last step of the epoch by name, [P, S] each."""
     gradients: GradientStats | None = None
@@ -215,10 +217,20 @@ class EnvGroup:
         for env in self.active:
             env.zero_accumulators()
 
+    def of_lanes(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of a batch that belongs to the lanes of a training pass."""
+        members = self.model.members
+        gathered = list(range(self.model.population)) if self.gathered is None else self.gathered
+        lanes = members if members == gathered else self.model.padded(members)
+        if lanes == gathered:
+            return inputs, targets
+        places = torch.tensor([gathered.index(row) for row in lanes], device=inputs.device)
+        return self.model.layout.take(inputs, len(gathered), places), targets.index_select(0, places)
+
     def add(self, losses: Tensor, correct: Tensor, targets: int) -> None:
         """Add a training step of the rows that took it: their losses and correct answers, [n] each, and the
         number of answers of one row."""
-        rows = self.model.training_rows
+        rows = self.rows_that_train
         if rows is None:
             self.loss_sum += losses
             self.correct += correct
@@ -228,9 +240,15 @@ class EnvGroup:
         self.batches += 1
         self.samples += targets
 
+    @property
+    def rows_that_train(self) -> Tensor | None:
+        """None: all rows."""
+        lanes = self.model.training_lanes
+        return None if lanes.rows is None else lanes.rows[: lanes.count - lanes.padding]
+
     def note(self, sensors: dict[str, Tensor], gradients: GradientStats) -> None:
         """Keep what a step has measured of the rows that took it; sensors are [n, S] each."""
-        rows = self.model.training_rows
+        rows = self.rows_that_train
         if rows is None:
             self.sensors, self.gradients = sensors, gradients
             return

@@ -143,6 +143,7 @@ class VectorEnv:
                 env.plan = plan if steps is None else replace(plan, steps=min(plan.steps, steps))
                 env.flops = plan.flops
             group.begin_epoch()
+        self._gather()
         for step, batches in enumerate(islice(self.train, steps), 1):
             for group, batch in zip(self.groups, batches, strict=True):
                 taken = [env.planned.steps for env in group.active]
@@ -151,9 +152,17 @@ class VectorEnv:
                     process_train_batch(group, batch.x, batch.y, self.criterion, sense=step in taken)
         finish_training(running)
 
+    def _gather(self) -> None:
+        """Let the epoch's batches hold the rows alone that train. Where all rows take the same steps, those
+        without an env train along."""
+        if self.task.budget == "flops":
+            for group in self.groups:
+                rows = [env.row for env in group.active]
+                group.gathered = group.model.padded(rows) if rows else []
+            self.train.gather([group.gathered for group in self.groups])
+
     def _rest(self, group: EnvGroup, step: int) -> None:
-        """Let rows rest that take no further step. Where all rows take the same steps, those without an env
-        train along."""
+        """Let rows rest that take no further step of this epoch."""
         if self.task.budget == "flops":
             group.model.train_only([env.row for env in group.active if env.planned.steps >= step])
 
