@@ -30,7 +30,8 @@ Returned = tuple[Floats, npt.NDArray[np.float64], Bools, Bools, dict[str, Any]]
 
 class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
     """`num_envs` networks of one task, numbered from `first_network`, in populations of the task's width or
-    of `population`. Rows of a population without an env are trained like the others and cost as much.
+    of `population`. Rows of a population without an env are trained like the others and cost as much, unless
+    the task has a budget of FLOPs.
 
     actions: `flat` (numbered decisions, see `FlatActions`; `granularity` is `plans` or `all`) or `heads` (one
     choice per head, see `HeadActions`). `metadata["action_names"]` and `metadata["observation_names"]` say
