@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from env_helpers import RandomValid, make_env, play_on, run_episode, wait
 from esper.kasmina import FlopMeter, all_coalitions, blended_slots
@@ -15,6 +16,7 @@ from esper.leyline import (
     OP_GERMINATE,
     FactoredAction,
     LifecycleOp,
+    SeedStage,
     TempoAction,
     blueprint_index,
 )
@@ -147,6 +149,45 @@ def test_nobody_pays_for_one_validation_pass_per_epoch() -> None:
     budget = env.budget
     assert isinstance(budget, FlopsBudget)
     assert env.envs[0].flops == 3 * budget.host_step + 16 * budget.meter.sensors()
+
+
+def test_a_real_epoch_costs_what_is_charged() -> None:
+    """Whole epochs of a network with a graft and a seed that is incubated, ramped and made permanent, by
+    torch's counter: training, sensors and coalitions."""
+    task = replace(
+        get_task_spec("digits_mlp"),
+        budget="flops",
+        budget_steps=60,
+        steps_per_epoch=3,
+        batch_size=16,
+        val_size=32,
+        final_val_size=0,
+        population=1,
+    )
+    slow = graft(1, "lora")
+    slow[3] = int(TempoAction.FAST)
+    env, decide = make_env(task, 1), Plans({0: {1: graft(0, "mlp_small"), 2: slow}})
+    env.begin_round(0)
+    (member,) = env.envs
+    meter, stages, spent = FlopMeter(task.build_model(1, [0])), set(), 0
+    for epoch in range(1, task.episode_length + 1):
+        if env.done:
+            break
+        reports = member.model.reports()
+        stages |= {report.stage for report in reports.values()}
+        with FlopCounterMode(display=False) as counter:
+            env.train_epoch(epoch)
+            env.validate(epoch)
+        charged = member.flops - spent + task.val_size * meter.forward(reports)
+        assert charged == pytest.approx(counter.get_total_flops(), rel=0.01)
+        spent = member.flops
+        env.act(seen := env.sense(epoch), decide(seen))
+    assert stages == {
+        SeedStage.TRAINING,
+        SeedStage.BLENDING,
+        SeedStage.HOLDING,
+        SeedStage.FOSSILIZED,
+    }
 
 
 # -- the time that is left -----------------------------------------------------------------------------------
