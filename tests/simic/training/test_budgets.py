@@ -22,7 +22,9 @@ from esper.leyline import (
 )
 from esper.runtime.tasks import ConditionSpace, TaskSpec, draw_condition, get_task_spec
 from esper.simic.training.budgets import FlopsBudget
+from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.vector_env import Observation, VectorEnv
+from helpers import differing
 
 BUDGETS = (4, 9, 30)
 SIZES = "steps_per_epoch=3,batch_size=16,val_size=32,final_val_size=48,population=8,budget_steps=30"
@@ -69,9 +71,10 @@ PLANS = Plans({i: {1: graft(i % 3, "conv_small"), 2: graft((i + 1) % 3, "conv_li
 # -- what is charged -----------------------------------------------------------------------------------------
 
 
-def charged(task: TaskSpec, env: VectorEnv, place: int, *, spent: int, budget: int) -> tuple[int, int]:
+def charged(
+    task: TaskSpec, member: ParallelEnvState, meter: FlopMeter, *, spent: int, budget: int
+) -> tuple[int, int]:
     """The epoch that begins, step by step: the steps that it has, and what is spent after it."""
-    member, meter = env.envs[place], FlopMeter(task.build_model(1, [0]))
     reports, steps = member.model.reports(), 0
     total = budget * task.batch_size * meter.per_sample({})
     while spent < total and steps < task.steps_per_epoch:
@@ -90,7 +93,8 @@ def test_each_network_trains_until_its_own_budget_is_spent() -> None:
     env.begin_round(0)
     budgets = [draw_condition(task, 0, 0, network).budget_steps for network in range(6)]
     assert set(budgets) == set(BUDGETS)
-    host_step = task.batch_size * FlopMeter(task.build_model(1, [0])).per_sample({})
+    meter = FlopMeter(task.build_model(1, [0]))
+    host_step = task.batch_size * meter.per_sample({})
     spent, epochs = [0] * 6, [0] * 6
     for epoch in range(1, task.episode_length + 1):
         if env.done:
@@ -99,7 +103,9 @@ def test_each_network_trains_until_its_own_budget_is_spent() -> None:
         began, steps = {}, {}
         for place in going:
             began[place] = spent[place] / (budgets[place] * host_step)
-            steps[place], spent[place] = charged(task, env, place, spent=spent[place], budget=budgets[place])
+            steps[place], spent[place] = charged(
+                task, env.envs[place], meter, spent=spent[place], budget=budgets[place]
+            )
             epochs[place] = epoch
         env.train_epoch(epoch)
         for place in going:
@@ -264,15 +270,14 @@ def test_bounds_hold_for_every_network() -> None:
 def everything(env: VectorEnv, place: int):
     member = env.envs[place]
     group = env.groups[0]
-    tensors = member.model.state_dict() | group.optimizer.row_state(member.row)
-    return env.ledger.outcomes[place], member.sensors, tensors
+    tensors = member.model.snapshot().tensors | group.optimizer.row_state(member.row)
+    sensors = {name: torch.tensor(values) for name, values in member.sensors.items()}
+    return env.ledger.outcomes[place], sensors | tensors
 
 
 def assert_same(one, other) -> None:
     assert one[0] == other[0]
-    assert one[1] == other[1]
-    assert one[2].keys() == other[2].keys()
-    assert not [name for name in one[2] if not torch.equal(one[2][name], other[2][name])]
+    assert not differing(one[1], other[1])
 
 
 def play(task: TaskSpec, envs: int, *, budgets=None, decide=None) -> VectorEnv:

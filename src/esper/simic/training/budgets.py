@@ -75,8 +75,11 @@ class EpochBudget:
 class FlopsBudget:
     """A number of FLOPs, that of the env. It takes its next training step as long as it has spent less."""
 
-    def __init__(self, task: TaskSpec, model: MorphogeneticModel, *, root_seed: int, measures: bool = True):
-        """`model` is one of the task's populations; only its architecture matters."""
+    def __init__(
+        self, task: TaskSpec, model: MorphogeneticModel, *, root_seed: int, measures: bool = True
+    ) -> None:
+        """`model` is one of the task's populations; only its architecture matters. Without `measures`,
+        sensors and coalitions cost nothing."""
         self.task, self.model, self.root_seed, self.measures = task, model, root_seed, measures
         self.meter = FlopMeter(model)
         self.host_step = task.batch_size * self.meter.per_sample({})
