@@ -199,14 +199,19 @@ class EnvGroup:
         return group
 
     def begin_epoch(self) -> None:
-        """Zero the accumulators and set this epoch's learning rates, as each env has planned."""
+        """Zero the accumulators and set this epoch's learning rates, as each env has planned. Those of an env
+        whose episode is over stay as they are."""
         self.zero_accumulators()
-        factors = [1.0] * self.model.population
+        factors = [math.nan] * self.model.population
         for env in self.active:
             factors[env.row] = env.planned.lr_factor
             env.learning_rate = env.base_learning_rate * env.planned.lr_factor
         factor = self.base_lr[0].new_tensor(factors)
-        self.optimizer.host_lr, self.optimizer.seed_lr = (lr * factor for lr in self.base_lr)
+        now = self.optimizer.host_lr, self.optimizer.seed_lr
+        self.optimizer.host_lr, self.optimizer.seed_lr = (
+            torch.where(factor.isnan(), rate, base * factor)
+            for base, rate in zip(self.base_lr, now, strict=True)
+        )
         self.model.train()
 
     def zero_accumulators(self) -> None:
