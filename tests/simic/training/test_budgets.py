@@ -163,7 +163,7 @@ def test_a_real_epoch_costs_what_is_charged() -> None:
     task = replace(
         get_task_spec("digits_mlp"),
         budget="flops",
-        budget_steps=60,
+        budget_steps=200,
         steps_per_epoch=3,
         batch_size=16,
         val_size=32,
