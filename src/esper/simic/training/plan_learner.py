@@ -115,9 +115,7 @@ class PlanLearner:
         target = torch.cat(
             [
                 self._best(space, grown[space.envs], value, plans)
-                for space, value, plans in zip(
-                    self.spaces, self._round.value, self._round.plans, strict=True
-                )
+                for space, value, plans in zip(self.spaces, self._round.value, self._round.plans, strict=True)
             ]
         )
         return Lesson(self._next(self._round.played, grown, masks), self._next(target, grown, masks))
@@ -209,7 +207,9 @@ def _without_replacement(
     after the other, each the best that is not taken yet. Before anything is known, random plans."""
     members, worlds, plans = gains.shape
     if twins > plans:
-        raise EsperError(f"config: {twins} twins, but the task has only {plans} plans; fewer twins are needed")
+        raise EsperError(
+            f"config: {twins} twins, but the task has only {plans} plans; fewer twins are needed"
+        )
     if not informed:
         order = torch.rand(worlds, plans, generator=generator)
         order[:, 0] = 2.0  # nothing comes first
