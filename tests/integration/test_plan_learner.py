@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.leyline import EsperError
+from esper.leyline import EsperError, TempoAction
 from esper.simic.agent.plan_values import PlanValueLearner, ValuesConfig
 from esper.simic.training import vectorized
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace, _without_replacement
-from esper.leyline import TempoAction
 from run_helpers import assert_same_run, last_checkpoint, rows, train
 
 VALUES = {"envs": 8, "twins": 4, "values_rounds": 2, "rounds": 3, "values": {"steps": 3, "hidden": 8}}

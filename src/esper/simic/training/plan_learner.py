@@ -134,8 +134,10 @@ class PlanLearner:
     def _choose(self, obs: PolicyObservation) -> _Round:
         generator = self.learner.generator(0)
         sight = Sight.of(obs, torch.arange(0, len(obs.base), self.twins))
-        shown = (part * mask for part, mask in zip(sight[:3], self._seen, strict=True))
-        sight = Sight(*shown, sight.exists, sight.family)
+        base, slots, quotes = self._seen
+        sight = sight._replace(
+            base=sight.base * base, slots=sight.slots * slots, quotes=sight.quotes * quotes
+        )
         played, values, plans = [], [], []
         for space in self.spaces:
             own = space.plans(self.num_slots, generator)
