@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import orjson
 import torch
 
 from benchmarks.harness import Row
@@ -36,7 +37,7 @@ TRAINING: dict[str, Any] = {
     "task": "digits_impaired", "envs": 16, "rounds": 3, "episode_length": 25, "seed": 0
 }  # fmt: skip
 TOKEN = "benchmark"
-RUNS, EVENTS, CLIENTS, STUCK = 1000, 100_000, 20, 4
+RUNS, EVENTS, WIDER, CLIENTS, STUCK = 1000, 100_000, 16, 20, 4
 BEYOND_BUFFERS = 4_000_000
 """Bytes of a message that no socket buffer holds: who does not read it blocks its sender."""
 
@@ -172,20 +173,27 @@ def many_runs(run: Path, root: Path) -> None:
 
 
 def long_run(run: Path, target: Path) -> int:
-    """A run of at least `EVENTS` events: the second round of another over and over, tables too. Returns its
-    rounds."""
+    """A run of at least `EVENTS` events: the second round of another over and over, as if it had `WIDER`
+    times its envs, tables too. Returns its rounds."""
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoints"))
-    lines = (run / "events.jsonl").read_bytes().splitlines()
-    events = [json.loads(line) for line in lines]
-    start, body = events[0], [event for event in events if event.get("round_idx") == 1]
+    start, *events = map(json.loads, (run / "events.jsonl").read_bytes().splitlines())
+    envs = start["data"]["envs"]
+    body = []
+    for event in events:
+        if event.get("round_idx") == 1:
+            if event.get("env_id") is None:
+                body.append(event)
+            else:
+                body += [{**event, "env_id": event["env_id"] + envs * i} for i in range(WIDER)]
     rounds = -(-EVENTS // len(body))
-    with (target / "events.jsonl").open("w", encoding="utf-8") as log:
-        log.write(json.dumps({**start, "seq": 0}, separators=(",", ":")) + "\n")
-        for seq in range(rounds * len(body)):
-            index, event = seq // len(body), body[seq % len(body)]
-            data = {**event["data"], **({"round_idx": index} if "round_idx" in event["data"] else {})}
-            event = {**event, "seq": seq + 1, "round_idx": index, "data": data}
-            log.write(json.dumps(event, separators=(",", ":")) + "\n")
+    with (target / "events.jsonl").open("wb") as log:
+        log.write(orjson.dumps(start) + b"\n")
+        for index in range(rounds):
+            for place, event in enumerate(body):
+                event |= {"seq": 1 + index * len(body) + place, "round_idx": index}
+                if "round_idx" in event["data"]:
+                    event["data"]["round_idx"] = index
+                log.write(orjson.dumps(event) + b"\n")
     for table in sorted((target / "tables").glob("*-00001.parquet")):
         for index in range(2, rounds):
             shutil.copyfile(table, table.with_name(table.name.replace("00001", f"{index:05d}")))

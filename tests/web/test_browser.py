@@ -49,6 +49,7 @@ def no_problems(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     browser: Browser = request.getfixturevalue("browser")
+    browser.open("about:blank")  # the page of the last test may still ask for its server
     browser.problems.clear()
     yield
     assert browser.problems == []
@@ -402,6 +403,7 @@ def test_markup_in_a_run_is_shown_as_text(browser: Browser, hostile: Path) -> No
             time.sleep(0.3)
             assert browser.run("document.title") != "owned"
             assert browser.run("document.querySelectorAll('main script').length") == 0
+        browser.open("about:blank")  # before the server ends, which the page would complain about
 
 
 # -- a run that trains ---------------------------------------------------------------------------------------
