@@ -1,16 +1,18 @@
-"""Pictures of the page in docs/images, of a run that is training. `python tests/screenshots.py` makes them;
-`--all DIR` writes every view in both widths and both lights to a directory instead, to be looked at."""
+"""Pictures of the page in docs/images, of a run that is training: `python tests/screenshots.py RUNS`.
+RUNS is a directory for what they show; what it already holds is shown again, but for the run that trains.
+`--all DIR` also writes every view in both widths and both lights to a directory, to be looked at."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -24,10 +26,10 @@ from web.conftest import Site, serving
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TRAINING = {
-    "task": "digits_impaired", "envs": 8, "population": 8, "seed": 3, "episode_length": 24,
-    "steps_per_epoch": 12, "val_size": 128, "permissive_gates": True,
+    "task": "digits_impaired", "envs": 4, "population": 4, "seed": 3, "episode_length": 16,
+    "steps_per_epoch": 6, "val_size": 64, "permissive_gates": True,
 }  # fmt: skip
-ROUNDS_SHOWN = 5
+ROUNDS_SHOWN = 3
 COLOURS = 128
 """Of a picture: its charts have few, so that nobody sees the difference."""
 
@@ -45,7 +47,7 @@ VIEWS = {
     "runs": Shot("runs", "document.querySelectorAll('tbody tr').length >= 3", 420),
     "run": Shot("run/live", "document.querySelectorAll('#learning svg').length >= 4", 1000),
     "growth": Shot("run/live/growth", "document.querySelectorAll('#lanes svg').length >= 4", 1000),
-    "network": Shot("network/live/newest/1/16", "document.querySelector('#drawing .seed .body')", 900),
+    "network": Shot("network/live/newest/1/11", "document.querySelector('#drawing .seed .body')", 900),
     "why": Shot("why/live/newest/1", "document.querySelectorAll('.panel').length === 7", 1150),
     "compare": Shot("compare/live/random", "document.querySelectorAll('.grid svg').length === 2", 1000),
     "proof": Shot("proof", "document.querySelector('section svg')", 1000),
@@ -62,22 +64,36 @@ IN_DOCS = {
 """Name of each picture: its view, its width, and whether it is dark."""
 
 
+def prepare(root: Path) -> None:
+    """A finished run, a proof, and a network of one's own, where they are missing."""
+    if not (root / "random").exists():
+        directory = str(root / "random")
+        train_ppo_vectorized(**TRAINING, policy="random", rounds=ROUNDS_SHOWN, telemetry_dir=directory)
+    if not (root / "proof").exists():
+        task = "digits_shift:episode_length=12,steps_per_epoch=8,val_size=128"
+        prove = ["prove", "--task", task, "--policy", "digits_shift-1", "--networks", "4"]
+        assert esper([*prove, "--probe-networks", "8", "--out", str(root / "proof")]) == 0
+    if not (root / "mine").exists():
+        model = make(lambda: SmallCNN(4))
+        planted = [(2, "layer2", "conv_light"), (5, "layer1", "norm")]
+        grower = attach(
+            model, policy=planted, epochs=16, record=root / "mine", evaluate=lambda: accuracy(model)
+        )
+        optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+        while grower.epoch < 16:
+            train_epoch(model, optimizer)
+            grower.step()
+
+
 @contextmanager
 def live_site(root: Path) -> Iterator[Site]:
-    """A run that trains, one to compare it with, a proof, and a network of one's own."""
-    train_ppo_vectorized(**TRAINING, policy="random", rounds=ROUNDS_SHOWN, telemetry_dir=str(root / "random"))
-    task = "digits_shift:episode_length=12,steps_per_epoch=8,val_size=128"
-    prove = ["prove", "--task", task, "--policy", "digits_shift-1", "--networks", "4"]
-    assert esper([*prove, "--probe-networks", "8", "--out", str(root / "proof")]) == 0
-    model = make(lambda: SmallCNN(4))
-    planted = [(2, "layer2", "conv_light"), (5, "layer1", "norm")]
-    grower = attach(model, policy=planted, epochs=16, record=root / "mine", evaluate=lambda: accuracy(model))
-    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
-    while grower.epoch < 16:
-        train_epoch(model, optimizer)
-        grower.step()
+    """A site with a run that trains as long as it is looked at."""
+    shutil.rmtree(root / "live", ignore_errors=True)
     live = TRAINING | {"rounds": 1000, "telemetry_dir": str(root / "live")}
-    code = f"from esper.simic import train_ppo_vectorized as train; train(**{live!r})"
+    code = (
+        "import torch; torch.set_num_threads(1); from esper.simic import train_ppo_vectorized as train; "
+        f"train(**{live!r})"
+    )
     training = subprocess.Popen([sys.executable, "-c", code])
     try:
         with serving(root) as site:
@@ -102,22 +118,21 @@ def take(browser: Browser, site: Site, name: str, width: int, path: Path, *, dar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="directory for what the pictures show")
     parser.add_argument("--all", type=Path, metavar="DIR", help="every view in both widths and both lights")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as place, live_site(Path(place)) as site, Browser() as browser:
+    prepare(given.runs)
+    with live_site(given.runs) as site, Browser() as browser:
         browser.open(f"{site.url}#/run/live")
         browser.wait(f"document.querySelector('#round')?.options.length >= {ROUNDS_SHOWN}", 1200)
-        if given.all is None:
-            for picture, (name, width, dark) in IN_DOCS.items():
-                take(browser, site, name, width, IMAGES / f"{picture}.png", dark=dark)
-        else:
+        for picture, (name, width, dark) in IN_DOCS.items():
+            take(browser, site, name, width, IMAGES / f"{picture}.png", dark=dark)
+        if given.all is not None:
             given.all.mkdir(parents=True, exist_ok=True)
-            for name in VIEWS:
-                for width in (1280, 390):
-                    for dark in (False, True):
-                        path = given.all / f"{name}-{width}-{'dark' if dark else 'light'}.png"
-                        take(browser, site, name, width, path, dark=dark)
+            for name, width, dark in product(VIEWS, (1280, 390), (False, True)):
+                path = given.all / f"{name}-{width}-{'dark' if dark else 'light'}.png"
+                take(browser, site, name, width, path, dark=dark)
         browser.open("about:blank")
     if browser.problems:
         raise SystemExit("\n".join(browser.problems))
