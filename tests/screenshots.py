@@ -26,7 +26,7 @@ from web.conftest import Site, serving
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TRAINING = {
-    "task": "digits_impaired", "envs": 4, "population": 4, "seed": 3, "episode_length": 16,
+    "task": "digits_impaired", "envs": 4, "population": 8, "seed": 3, "episode_length": 16,
     "steps_per_epoch": 6, "val_size": 64, "permissive_gates": True,
 }  # fmt: skip
 ROUNDS_SHOWN = 3
