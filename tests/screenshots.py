@@ -124,6 +124,8 @@ def main() -> None:
     torch.set_num_threads(1)
     prepare(given.runs)
     with live_site(given.runs) as site, Browser() as browser:
+        browser.open(f"{site.url}#/runs")
+        browser.wait("document.querySelector('tr[data-run=live]')", 600)
         browser.open(f"{site.url}#/run/live")
         browser.wait(f"document.querySelector('#round')?.options.length >= {ROUNDS_SHOWN}", 1200)
         for picture, (name, width, dark) in IN_DOCS.items():
