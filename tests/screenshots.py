@@ -30,8 +30,6 @@ TRAINING = {
     "steps_per_epoch": 6, "val_size": 64, "permissive_gates": True,
 }  # fmt: skip
 ROUNDS_SHOWN = 3
-COLOURS = 128
-"""Of a picture: its charts have few, so that nobody sees the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,8 @@ def take(browser: Browser, site: Site, name: str, width: int, path: Path, *, dar
     time.sleep(0.5)  # charts that came into view with the last change
     browser.screenshot(path)
     with Image.open(path) as image:
-        few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
+        plain = image.convert("RGB")
+    plain.save(path, optimize=True)
 
 
 def main() -> None:

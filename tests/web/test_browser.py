@@ -101,6 +101,8 @@ def test_a_view_draws_in_any_width_and_light(browser: Browser, site: Site, addre
             && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length
             && parseFloat(getComputedStyle(e).fontSize) < 11).length""")
         assert small == 0, "text too small to read"
+        hidden = "[...document.querySelectorAll('[hidden]')].map((e) => e.getClientRects().length)"
+        assert not any(browser.run(hidden)), "shown although it is hidden"
         ids = browser.run("[...document.querySelectorAll('[id]')].map((e) => e.id)")
         assert len(ids) == len(set(ids))
         style = browser.run(
