@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.amp as torch_amp
 
@@ -19,6 +20,7 @@ from esper.leyline import EsperError, PolicyProtocol, SlotConfig, allowed, strea
 from esper.nissa import RunDirectory, TelemetryError, TelemetryHub, get_hub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.simic.agent.normalization import RewardNormalizer
+from esper.simic.agent.plan_values import PlanValueLearner
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
 from esper.simic.rewards import RewardEngine
@@ -35,6 +37,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.task_envs import TaskEnvs, TaskPolicies
@@ -204,6 +207,7 @@ def build_trainer(
             agent=agent,
             policy=agent.policy if agent is not None else build_policies(config, env),
             teacher=build_teachers(config, env),
+            planner=None if agent is None else build_planner(config, env, agent),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
             recorder=recorder,
@@ -319,7 +323,7 @@ def build_agent(
             origin=stored.path,
         )
     steps = config.rollout_length or env.max_epochs
-    updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
+    updates = max(config.rounds - config.teacher_rounds - config.values_rounds, 0) * config.updates_per_round
     ppo = config.ppo
     if not ppo.anneal_updates:
         rollouts = math.ceil(env.max_epochs / steps)
@@ -368,6 +372,30 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
         return Heuristic(config.heuristic, config.envs)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
+
+
+def build_planner(config: TrainingConfig, env: TaskEnvs, agent: PPOAgent) -> PlanLearner | None:
+    """The learner of plans for the first rounds; None without such rounds."""
+    if not config.values_rounds:
+        return None
+    network = agent.policy.network
+    sizes = (network.architecture[name] for name in ("base_dim", "slot_dim", "quote_dim"))
+    spaces = [
+        PlanSpace(
+            envs=slice(part.envs[0].env_idx, part.envs[-1].env_idx + 1),
+            slots=part.rules.slot_config.num_slots,
+            blueprints=tuple(int(i) for i in np.flatnonzero(part.rules.blueprint_mask)),
+            tempo=part.task.tempo,
+        )
+        for part in env.parts
+    ]
+    return PlanLearner(
+        PlanValueLearner(config.values, *sizes, seed=config.seed),
+        spaces,
+        twins=config.twins,
+        num_slots=env.num_slots,
+        seen=(network.base_sight, network.slot_sight, network.quote_sight),
+    )
 
 
 def build_policies(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol:
