@@ -48,6 +48,8 @@ def play(
     policy.begin(len(env.envs))
     hidden = policy.initial_hidden(len(env.envs))
     for epoch in range(1, (epochs or env.rules.max_epochs) + 1):
+        if env.done:
+            break
         env.train_epoch(epoch)
         env.validate(epoch)
         seen = env.sense(epoch)
@@ -56,7 +58,8 @@ def play(
         hidden = step.hidden
         if watch is not None:
             watch(seen, obs, step)
-        env.act(seen, step.actions.tolist())
+        actions = step.actions.tolist()
+        env.act(seen, [actions[row] for row in seen.rows])
     return env.ledger.outcomes
 
 

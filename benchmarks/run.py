@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import attach, data, dist, gym, kasmina, simic, system, tamiyo
+from benchmarks import attach, data, dist, gym, kasmina, simic, system, tamiyo, web
 from benchmarks.harness import Datasets, Row, interleave
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
@@ -29,6 +29,7 @@ PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "attach": lambda _: attach.rows(),
     "gym": lambda _: gym.rows(),
     "dist": lambda _: dist.rows(),
+    "web": lambda _: web.rows(),
 }
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""

@@ -1,5 +1,5 @@
 """Rows `simic.*` and `telemetry.*`: the share of learning and recording in a round of 16 envs on
-digits_impaired."""
+digits_impaired, and what networks cost whose budget is spent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Row
+from benchmarks.harness import Row, interleave
+from benchmarks.play import make_env
 from esper.leyline import TelemetryEvent
 from esper.nissa import TelemetryHub
 from esper.runtime.tasks import get_task_spec
@@ -63,7 +64,27 @@ def one_run(
             return rounds, updates, hub.seconds / sum(rounds)
 
 
+class Epochs:
+    """Trains and validates one epoch of digits_flops per call, of the first 32 networks of a population."""
+
+    def __init__(self, population: int) -> None:
+        task = get_task_spec("digits_flops:budget_steps=100000")  # none of them ends
+        self.env, self.epoch = make_env(task, range(population)), 0
+        self.env.begin_round(0)
+        for member in self.env.envs[32:]:
+            member.done = True
+
+    def __call__(self) -> None:
+        self.epoch += 1
+        self.env.train_epoch(self.epoch)
+        self.env.validate(self.epoch)
+
+
 def rows() -> Iterator[Row]:
+    ratio, half_over, half_as_wide = interleave(Epochs(64), Epochs(32))
+    yield Row("simic.epoch_half_over_ms", half_over * 1e3)
+    yield Row("simic.epoch_half_as_wide_ms", half_as_wide * 1e3)
+    yield Row("simic.finished_rows", ratio, 1.15)
     rounds, updates, normal = one_run()
     yield Row("simic.round_ms", statistics.median(rounds) * 1e3)
     yield Row("simic.update_ms", statistics.median(updates) * 1e3)

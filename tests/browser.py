@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PATIENCE = 60.0
+"""Seconds that a page may take: a busy machine is slow, and a page that works is not waited for."""
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -29,11 +31,13 @@ FLAGS = (
 
 
 class Browser:
-    """One browser with one page. `problems` collects errors, warnings and broken rules of its policy."""
+    """One browser with one page. `problems` collects errors, warnings and broken rules of its policy,
+    `requests` the addresses that it asks for."""
 
     def __init__(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         assert CHROMIUM is not None
         self.problems: list[str] = []
+        self.requests: list[str] = []
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (to_read, self._write), (self._read, to_write) = os.pipe(), os.pipe()
         command = [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
@@ -97,6 +101,8 @@ class Browser:
             self.problems.append(f"{data['entry']['text']} {data['entry'].get('url', '')}")
         elif method == "Runtime.consoleAPICalled" and data["type"] in ("error", "warning", "assert"):
             self.problems.append(str(data["args"]))
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(data["request"]["url"])
 
     # -- what tests do ---------------------------------------------------------------------------------------
 
@@ -116,13 +122,15 @@ class Browser:
         self._call("Page.navigate", url=url)
 
     def run(self, script: str) -> Any:
-        """The value of an expression, awaited if it is a promise."""
-        answer = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        """The value of an expression, awaited if it is a promise. A node of the page is True: by value it
+        would be an empty dictionary."""
+        expression = f"Promise.resolve({script}).then((value) => (value instanceof Node ? true : value))"
+        answer = self._call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def wait(self, script: str, seconds: float = 30.0) -> Any:
+    def wait(self, script: str, seconds: float = PATIENCE) -> Any:
         """The value of an expression once it is true."""
         deadline = time.monotonic() + seconds
         while True:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
 
 from esper.gym import GrowthEnv, GrowthVectorEnv
-from esper.leyline import RewardConfig
+from esper.leyline import EsperError, RewardConfig
 from esper.nissa import TelemetryHub
 from esper.proof.episodes import play
 from esper.runtime.tasks import get_task_spec
@@ -121,3 +123,65 @@ def test_a_rollback_is_paid_where_it_happens() -> None:
     *_, info = env.step(np.zeros(8, int))
     assert info["objective"]["rollback"][1] == -env.task.objective.rollback_price
     assert info["outcome"]["return"] == pytest.approx(info["objective"]["J"], abs=1e-12)
+
+
+FLOPS = (
+    "digits_flops:steps_per_epoch=2,batch_size=16,val_size=48,final_val_size=64,population=8,budget_steps=10"
+)
+
+
+def test_episodes_that_end_at_different_times() -> None:
+    """Two populations of a task with a budget of FLOPs; networks end when their own budget is spent."""
+    task = get_task_spec(FLOPS)
+    env = GrowthVectorEnv(task, 12, actions="heads", reward="shaped", gamma=0.9)
+    assert env.autoreset_mode is AutoresetMode.DISABLED
+    rewards = RewardEngine(RewardConfig(mode="shaped"), task.objective, gamma=0.9, num_envs=12)
+    native = build_env(
+        TrainingConfig(task="digits_mlp", envs=12, seed=SEED), task, TelemetryHub(), ["cpu"], rewards
+    )
+    policy = RandomValid(0, range(12))
+    obs, _ = env.reset(seed=SEED)
+    native.begin_round(0)
+    policy.begin(12)
+    for member in native.envs:
+        rewards.begin_episode(member.env_idx)
+    lengths, finals = {}, {}
+    for epoch in range(1, task.episode_length + 1):
+        if native.done:
+            break
+        native.train_epoch(epoch)
+        native.validate(epoch)
+        seen = native.sense(epoch)
+        features, masks = native.observe(seen)
+        assert np.array_equal(obs[seen.rows], env.layout.flatten(features)[seen.rows])
+        assert np.array_equal(env.slot_masks()[seen.rows], seen.masks.slot_by_op.numpy())
+        actions = policy.act(features, None, masks).actions
+        result = native.act(seen, [actions[row].tolist() for row in seen.rows])
+        before = obs
+        obs, paid, ends, cuts, info = env.step(env.actions.encode(actions.numpy()))
+        assert paid[seen.rows].tolist() == result.rewards
+        resting = [place for place in range(12) if place not in seen.rows]
+        assert not paid[resting].any()
+        assert np.array_equal(obs[resting], before[resting])
+        assert ends.tolist() == [member.done for member in native.envs]
+        assert not cuts.any()
+        assert info["_accuracy"].tolist() == [place in seen.rows for place in range(12)]
+        for place in np.flatnonzero(info["_outcome"]) if "_outcome" in info else ():
+            assert place not in finals
+            lengths[place] = info["outcome"]["length"][place]
+            finals[place] = info["objective"]["J"][place]
+        assert all(env.slot_masks()[place, 1:].sum() == 0 for place in np.flatnonzero(ends))
+    outcomes = native.ledger.outcomes
+    assert [lengths[place] for place in range(12)] == [outcome.epochs for outcome in outcomes]
+    assert [finals[place] for place in range(12)] == [outcome.objective for outcome in outcomes]
+    assert len(set(lengths.values())) > 1
+    with pytest.raises(ResetNeeded, match="envs 0 to 7 have ended"):
+        env.step(env.actions.encode(actions.numpy()))
+    env.reset(seed=SEED)
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_populations_of_different_ends_are_not_reset_by_themselves(mode) -> None:
+    with pytest.raises(EsperError, match=r"end at different times .* allowed: Disabled, or population=1"):
+        GrowthVectorEnv(FLOPS, 8, autoreset_mode=mode)
+    assert GrowthVectorEnv(FLOPS, 2, autoreset_mode=mode, population=1).autoreset_mode.value == mode

@@ -20,6 +20,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.ranks import Ranks, current, joined
 from esper.simic.training import vectorized
 from esper.simic.training.probe import fit_probe
+from esper.simic.training.sharded_envs import ShardedEnvs
 from memory_output import MemoryOutput
 from proof.worlds import policy_file
 from rank_helpers import SEVERAL, end_of, on_ranks, start_ranks, train_here, train_on
@@ -52,6 +53,7 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
     [
         {},
         {"telemetry": {"level": "debug"}, "rollout_length": 2},
+        pytest.param({"values_rounds": 1}, marks=pytest.mark.slow),
         pytest.param({"policy": "heuristic"}, marks=pytest.mark.slow),
         pytest.param({"policy": "random"}, marks=pytest.mark.slow),
         pytest.param({"teacher": "heuristic", "teacher_rounds": 1}, marks=pytest.mark.slow),
@@ -112,7 +114,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(before, after, tmp_path) -> 
 
 def count_copies(ranks: Ranks, directory: Path) -> None:
     """Copies to the host between the beginning of the round and its update."""
-    copies, cpu, update = [0], torch.Tensor.cpu, PPOAgent.update
+    copies, cpu, update, begin_round = [0], torch.Tensor.cpu, PPOAgent.update, ShardedEnvs.begin_round
+
+    def begin(env, episode):
+        begin_round(env, episode)
+        torch.Tensor.cpu = counted
 
     def counted(tensor, *arguments, **options):
         copies[0] += 1
@@ -122,7 +128,7 @@ def count_copies(ranks: Ranks, directory: Path) -> None:
         torch.Tensor.cpu = cpu
         return update(agent)
 
-    torch.Tensor.cpu, PPOAgent.update = counted, uncounted
+    ShardedEnvs.begin_round, PPOAgent.update = begin, uncounted
     train(None, **SEVERAL, rounds=1)
     (directory / str(ranks.rank)).write_text(str(copies[0]))
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from esper.kasmina import FlopMeter
 from esper.leyline import EsperError, LifecycleOp, SeedStage
 from esper.proof import play
 from esper.proof.cohorts import at_equal_flops, oracle, priced, widened, with_fossils
 from esper.proof.episodes import Fossil
-from esper.runtime.tasks import draw_condition, get_task_spec, parse_task
+from esper.runtime.tasks import ConditionSpace, draw_condition, get_task_spec, parse_task
 from esper.simic.training.evaluation import HELD_OUT, TRAINING, in_populations, open_env
 from esper.simic.training.probe import Probe, ProbePolicy, fit_probe, flat
 from esper.tamiyo import AlwaysWait, Planting
@@ -196,3 +197,45 @@ def test_the_probe_is_the_ridge_solution():
     rows = np.vstack([x, np.sqrt(10.0) * np.eye(x.shape[1])])
     wanted = np.linalg.lstsq(rows, np.vstack([y, np.zeros((x.shape[1], 2))]), rcond=None)[0]
     np.testing.assert_allclose(probe.weights, wanted, atol=1e-8)
+
+
+# -- budgets of FLOPs ----------------------------------------------------------------------------------------
+
+FLOPS = (
+    "digits_flops:steps_per_epoch=3,batch_size=16,val_size=32,final_val_size=48,population=8,budget_steps=20"
+)
+
+
+def test_networks_that_never_grow_spend_their_budget_on_training_alone():
+    task = parse_task(FLOPS)
+    step = FlopMeter(task.build_model(1, [0])).per_sample({}) * task.batch_size
+    static = play(task, still, root_seed=HELD_OUT, networks=range(2), static=True)
+    assert [(p.flops, p.outcome.epochs) for p in static] == [(20 * step, 7)] * 2
+    measured = play(task, still, root_seed=HELD_OUT, networks=range(2))
+    assert all(p.flops > 20 * step and p.outcome.epochs < 7 for p in measured)
+    fossils = {0: [Fossil("r0c0", "conv_light", "ADD")], 1: []}
+    (final, bare) = play(
+        task, still, root_seed=HELD_OUT, networks=range(2), static=True, plant=with_fossils(fossils)
+    )
+    assert bare == static[1]
+    assert final.outcome.epochs < 7
+    assert 20 * step <= final.flops < 20 * step + 5 * step, "one step of the larger network at most"
+
+
+def test_a_wider_host_has_the_same_flops():
+    task = parse_task(FLOPS)
+    wide = widened(task, 3 * task.host_params)
+    assert wide.host_params > 2 * task.host_params
+    total, other = (t.budget_steps * FlopMeter(t.build_model(1, [0])).per_sample({}) for t in (task, wide))
+    assert total <= other < total + FlopMeter(wide.build_model(1, [0])).per_sample({})
+    assert at_equal_flops(task, [()], 1.0) == (task, task.steps_per_epoch)
+    space = ConditionSpace(cripple_probability=0.0, budgets=(10, 20))
+    drawn = widened(replace(task, conditions=space), 3 * task.host_params)
+    assert drawn.conditions is not None
+    assert drawn.conditions.budgets[1] == wide.budget_steps
+
+
+def test_the_bar_of_a_cohort_is_full_at_its_end():
+    task, steps = parse_task(FLOPS), []
+    play(task, still, root_seed=HELD_OUT, networks=range(3), advance=steps.append)
+    assert sum(steps) == 3 * task.episode_length

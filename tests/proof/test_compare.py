@@ -187,3 +187,18 @@ def test_other_numbers_are_other_networks():
 def test_bad_settings(settings):
     with pytest.raises(EsperError, match=next(iter(settings))):
         ProofConfig(**settings)
+
+
+def test_cohorts_of_a_task_with_a_budget_of_flops_have_equal_flops():
+    """All cohorts within one epoch's measurements of each other, and none with more steps for the same
+    structure."""
+    sizes = "steps_per_epoch=3,batch_size=16,val_size=32,final_val_size=0,population=8,budget_steps=12"
+    task = parse_task(f"digits_flops:{sizes}")
+    result = prove(task, {"one": policy(0)}, ProofConfig(networks=4), schedules=None)
+    assert result["absent"].keys() == {"fixed_schedule", "static_flops"}
+    assert {"static", "learned", "static_final", "static_equal", "periodic"} <= result["episodes"].keys()
+    budget = episodes(result, "static", "flops").mean()
+    for cohort in result["episodes"]:
+        flops = episodes(result, cohort, "flops")
+        assert (flops >= budget).all(), cohort
+        assert (flops < 1.5 * budget).all(), cohort

@@ -236,6 +236,9 @@ def test_learning_rate_falls_along_a_cosine() -> None:
         ({"blueprints": ("lora",)}, BlueprintError, "lora"),
         ({"blueprints": ("norm", "norm")}, BlueprintError, "each once"),
         ({"conditions": 0.5}, EsperError, "conditions is 0.5"),
+        ({"budget": "steps"}, EsperError, "budget is 'steps'; allowed: epochs, flops"),
+        ({"budget_steps": 9}, EsperError, "budget_steps is 9.* with a budget of epochs"),
+        ({"budget": "flops"}, EsperError, "budget_steps is 0, must be a whole number from 1 up"),
         (
             {
                 "host": {"kind": "cnn", "blocks": 2, "kernel": 1, "channels": 1, "size": 8},
@@ -415,3 +418,45 @@ def test_a_whole_task_can_be_written_out() -> None:
         blueprints=("mlp",),
     )
     assert (task.topology, task.num_classes, task.conditions) == ("mlp", 10, None)
+
+
+# -- budgets of FLOPs ----------------------------------------------------------------------------------------
+
+
+def test_the_length_of_an_episode_follows_from_its_budget() -> None:
+    task = get_task_spec("digits_flops")
+    assert (task.budget, task.budget_steps, task.steps_per_epoch, task.episode_length) == (
+        "flops",
+        720,
+        24,
+        30,
+    )
+    assert get_task_spec("digits_flops:budget_steps=100").episode_length == 5
+    assert replace(task, steps_per_epoch=48).episode_length == 15
+    budgets = ConditionSpace(cripple_probability=0.0, budgets=(24, 1000))
+    assert replace(task, conditions=budgets).episode_length == 42
+    with pytest.raises(EsperError, match="'episode_length=12' is not field=number for one of its sizes"):
+        get_task_spec("digits_flops:episode_length=12")
+    with pytest.raises(EsperError, match="'budget_steps=12' is not field=number for one of its sizes"):
+        get_task_spec("digits_shift:budget_steps=12")
+    with pytest.raises(EsperError, match="with a budget of epochs"):
+        replace(get_task_spec("digits_shift"), conditions=budgets)
+    with pytest.raises(EsperError, match="budgets is 0, must be a whole number from 1 up"):
+        ConditionSpace(cripple_probability=0.0, budgets=(0,))
+
+
+def test_a_drawn_budget_changes_no_other_draw() -> None:
+    task = get_task_spec("digits_flops")
+    space = ConditionSpace(cripple_probability=0.5, train_sizes=(200, 800), learning_rates=(0.01, 0.03))
+    plain = [draw_condition(replace(task, conditions=space), 0, 0, env) for env in range(32)]
+    space = replace(space, budgets=(100, 300))
+    drawn = [draw_condition(replace(task, conditions=space), 0, 0, env) for env in range(32)]
+    assert {condition.budget_steps for condition in plain} == {720}
+    assert {condition.budget_steps for condition in drawn} == {100, 300}
+    assert [replace(condition, budget_steps=720) for condition in drawn] == plain
+
+
+def test_the_learning_rate_follows_the_share_of_the_budget() -> None:
+    task = get_task_spec("digits_flops")
+    assert [task.lr_factor_at(share) for share in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.55, 0.1])
+    assert replace(task, lr_decay=False).lr_factor_at(0.7) == 1.0

@@ -38,7 +38,7 @@ def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, cap
     assert main(["demo"]) == 0
     said = capsys.readouterr().out
     assert "learned − other" in said
-    assert all(f"esper {command} " in said for command in ("report", "grow", "prove"))
+    assert all(f"esper {command} " in said for command in ("ui", "report", "grow", "prove"))
     assert shutil.which(said.split("Next:")[1].split()[0]), "what it says can be typed as it stands"
     run = tmp_path / "runs" / "demo-1"
     assert (run / "run.json").exists()

@@ -42,7 +42,7 @@ def possible(env, seen, i: int, actions) -> None:
             action.to_indices(),
             seen.reports[i],
             env.rules,
-            epochs_left=env.envs[i].epochs_left(seen.epoch),
+            epochs_left=env.envs[i].planned.certain,
             val_loss=1.0,
             val_accuracy=50.0,
         )

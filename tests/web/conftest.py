@@ -39,10 +39,11 @@ SMALL: dict[str, Any] = {
 @dataclass(frozen=True)
 class Site:
     port: int
+    token: str = TOKEN
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/{TOKEN}/"
+        return f"http://127.0.0.1:{self.port}/{self.token}/"
 
     def ask(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None
@@ -57,7 +58,7 @@ class Site:
             connection.close()
 
     def get(self, name: str, **parameters: Any) -> Any:
-        status, _, body = self.ask(f"/{TOKEN}/api/{name}?{urlencode(parameters, doseq=True)}")
+        status, _, body = self.ask(f"/{self.token}/api/{name}?{urlencode(parameters, doseq=True)}")
         assert status == 200, body
         return json.loads(body)
 
@@ -69,7 +70,7 @@ class Site:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         headers = {} if cursor is None else {"Last-Event-ID": cursor}
         try:
-            connection.request("GET", f"/{TOKEN}/api/stream?{urlencode(parameters)}", headers=headers)
+            connection.request("GET", f"/{self.token}/api/stream?{urlencode(parameters)}", headers=headers)
             answer = connection.getresponse()
             assert answer.status == 200
             assert answer.headers["Content-Type"].startswith("text/event-stream")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
+
+from esper.karn import render_report
+from frozen import assert_sealed, data_of
 
 from .conftest import EVIL, TOKEN, Site, serving
 
@@ -129,15 +133,30 @@ def test_a_stranger_cannot_probe_the_token_by_its_answers(site: Site) -> None:
     assert len(answers) == 1
 
 
-def test_markup_in_a_run_stays_text(hostile: Path) -> None:
+def test_a_run_and_a_task_named_as_markup_are_text(hostile: Path) -> None:
     """Nothing a run says is in the page itself: it arrives as JSON, which is never markup."""
     with serving(hostile) as site, site.stream() as messages:
-        _, _, page = site.ask(f"/{TOKEN}/")
+        _, headers, page = site.ask(f"/{TOKEN}/")
+        assert headers["Content-Type"].startswith("text/html")
         assert b"owned" not in page
         _, listed = next(messages)
         (row,) = listed["runs"]
         assert row["task"] == EVIL
+        assert "<script>" in row["id"]
+        _, headers, body = site.ask(f"/{TOKEN}/api/round?{urlencode({'run': row['id'], 'round': 99})}")
+        assert headers["Content-Type"].startswith("text/plain")
+        assert b"owned" not in body
+
+
+def test_an_event_that_closes_a_script_is_text(hostile: Path) -> None:
+    """In answers it is JSON; in a report it is packed, so that its page has the scripts of any other."""
+    (run,) = hostile.iterdir()
+    with serving(hostile) as site:
         for name, parameters in (("round", {"round": 1}), ("episode", {"round": 1, "env": 0})):
-            assert EVIL in json.dumps(site.get(name, run=row["id"], **parameters))
-        _, headers, _ = site.ask(f"/{TOKEN}/api/layout")
-        assert headers["Content-Type"] == "application/json"
+            assert EVIL in json.dumps(site.get(name, run=run.name, **parameters))
+            _, headers, _ = site.ask(f"/{TOKEN}/api/{name}?{urlencode({'run': run.name, **parameters})}")
+            assert headers["Content-Type"] == "application/json"
+    page = render_report(run)
+    assert EVIL in json.dumps(data_of(page))
+    assert page.count("<script") == page.count("</script>") == 2
+    assert_sealed(page)

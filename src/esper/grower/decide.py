@@ -215,7 +215,6 @@ def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: 
         objective=ObjectiveConfig(),
         root_seed=seed,
         max_epochs=epochs or NO_HORIZON,
-        steps_per_epoch=0,
         epochs_needed=epochs_needed(body, incubates=False),
     )
 

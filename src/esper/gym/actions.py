@@ -60,10 +60,10 @@ class HeadMasks:
         self.slot_by_op: Bools = masks.slot_by_op.numpy().copy()  # [E, 6, S]
         self.parameters: dict[int, Bools] = {h: getattr(masks, HEAD_NAMES[h]).numpy() for h in PARAMETERS}
 
-    def only_wait(self, envs: Sequence[int] | slice) -> None:
+    def only_wait(self, envs: Sequence[int] | Indices) -> None:
         """These envs may do nothing else."""
         self.op[envs] = np.arange(self.op.shape[1]) == OP_WAIT
-        self.slot_by_op[envs, OP_WAIT + 1 :] = False
+        self.slot_by_op[envs] = np.arange(self.op.shape[1])[:, None] == OP_WAIT
 
     def allow(self, native: Indices) -> Bools:
         """[E, …] whether the native actions [E, …, 8] are legal, irrelevant heads aside."""

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Rows = slice | npt.NDArray[np.int64]
 
-def put(infos: dict[str, Any], rows: slice, values: Mapping[str, Any], num_envs: int) -> None:
+
+def put(infos: dict[str, Any], rows: Rows, values: Mapping[str, Any], num_envs: int) -> None:
     """Enter arrays, or dicts of arrays, of the envs in `rows`."""
     for key, value in values.items():
         if isinstance(value, Mapping):

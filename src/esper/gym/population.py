@@ -1,9 +1,10 @@
 """One population of the native environment, one decision at a time. Only this module runs `simic.training`.
 
 An epoch's measurements are made before its decision: `begin` trains the first epoch and shows it, `act`
-carries the decisions out and trains the next epoch. In the last epoch the episode ends.
+carries the decisions out and trains the next epoch. Episodes end in their last epoch, each at its own time
+where the task has a budget of FLOPs.
 
-E envs of the population, S slots.
+E envs of the population, A of them with an episode that goes on, S slots.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.gym.actions import HeadMasks, Indices
+from esper.gym.actions import Bools, HeadMasks, Indices
 from esper.gym.observations import Floats, ObservationLayout
 from esper.leyline import EpisodeOutcome, LifecycleRecord, ObjectiveConfig, RewardConfig, stack_reports
 from esper.runtime.data import SharedBatchIterator
@@ -28,6 +29,7 @@ from esper.simic.training.action_execution import ActionResult
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.evaluation import split_of
+from esper.simic.training.stacking import with_empty_rows
 from esper.simic.training.vector_env import Observation, VectorEnv
 
 
@@ -44,12 +46,18 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the envs of a population get for one decision."""
+    """What the envs of a population get for one decision. Infos are arrays of the envs that they are about,
+    or dicts of them."""
 
-    rewards: npt.NDArray[np.float64]  # [E]
-    ended: bool
+    rewards: npt.NDArray[np.float64]  # [E], 0 where no decision was taken
+    rows: Indices
+    """[A] places of the envs that decided."""
     info: dict[str, Any]
-    """Arrays [E], or dicts of them."""
+    """Of the envs that decided."""
+    ended: Indices
+    """Places of those whose episode ended."""
+    final_info: dict[str, Any]
+    """Of those whose episode ended; empty where there are none."""
 
 
 @contextmanager
@@ -69,8 +77,6 @@ class Population:
         self.setup, self.networks = setup, list(networks)
         self.root_seed: int | None = None
         self.episode = 0
-        self.running = False
-        """Whether an episode has begun and has not ended."""
         self._env: VectorEnv | None = None
         self._rewards = RewardEngine(
             setup.reward, setup.task.objective, gamma=setup.gamma, num_envs=1 + self.networks[-1]
@@ -83,15 +89,26 @@ class Population:
         assert self._env is not None, "begin opens it"
         return self._env
 
+    @property
+    def running(self) -> bool:
+        """Whether an episode has begun that has not ended."""
+        return self._env is not None and not self._env.done
+
+    @property
+    def over(self) -> Bools:
+        """[E] envs whose episode has ended."""
+        return np.array([member.done for member in self.env.envs])
+
     @training_allowed()
     def begin(self, root_seed: int, episode: int) -> None:
         """Fresh networks of this episode, and their first epoch."""
         if self._env is None or self.root_seed != root_seed:
             self._env = self._open(root_seed)
-        self.root_seed, self.episode, self.running = root_seed, episode, True
+        self.root_seed, self.episode = root_seed, episode
         self.env.begin_round(episode)
         for member in self.env.envs:
             self._rewards.begin_episode(member.env_idx)
+        self.obs = np.zeros((len(self.networks), *(self.setup.layout.space.shape)), np.float32)
         self._train(1)
 
     def begin_next(self) -> None:
@@ -101,22 +118,25 @@ class Population:
 
     @training_allowed()
     def act(self, actions: Indices) -> Step:
-        """Carry out one legal action per env [E, 8] and, unless the episode ends, train the next epoch."""
+        """Carry out one legal action per env [E, 8] and train the next epoch of those whose episode goes on.
+        Actions of envs whose episode is over are ignored."""
         seen, env = self._seen, self.env
-        result = env.act(seen, actions.tolist())
-        rewards = np.array(result.rewards)
+        result = env.act(seen, [actions[row].tolist() for row in seen.rows])
+        rows = np.array(seen.rows)
+        rewards = np.zeros(len(env.envs))
+        rewards[rows] = result.rewards
         places = {member.env_idx: i for i, member in enumerate(env.envs)}
         for env_idx, amount in result.penalties:
             rewards[places[env_idx]] += amount
-        ended = seen.epoch >= env.rules.max_epochs
-        info = self._step_info(seen, result)
-        if ended:
-            self.running = False
-            info |= self._final_info(env.ledger.outcomes, seen.epoch)
-            self._show_end(seen)
-        else:
+        ended = rows[np.array(result.ended)]
+        info, final_info = self._step_info(seen, result), {}
+        if len(ended):
+            outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
+            final_info = self._final_info([outcomes[env.envs[place].env_idx] for place in ended])
+            self._show_end(seen, ended)
+        if not env.done:
             self._train(seen.epoch + 1)
-        return Step(rewards, ended, info)
+        return Step(rewards, rows, info, ended, final_info)
 
     def _open(self, root_seed: int) -> VectorEnv:
         setup, task = self.setup, self.setup.task
@@ -147,22 +167,23 @@ class Population:
         return VectorEnv(task, [group], batches, split, rules)
 
     def _train(self, epoch: int) -> None:
-        """Train, validate and measure one epoch. A network that is about to be rolled back can only wait."""
+        """Train, validate and measure one epoch. A network that is about to be rolled back can only wait, as
+        can one whose episode is over."""
         env = self.env
         env.train_epoch(epoch)
         env.validate(epoch)
-        self._seen = env.sense(epoch)
-        features = batch_signals_to_features(self._seen.signals, self._seen.table, env.envs, "cpu")
-        self.obs, self.masks = self.setup.layout.flatten(features), HeadMasks(self._seen.masks)
-        panics = self._seen.panics
-        self.masks.only_wait([i for i, member in enumerate(env.envs) if member.env_idx in panics])
+        seen = self._seen = env.sense(epoch)
+        features = batch_signals_to_features(seen.signals, seen.table, seen.envs, "cpu")
+        self.obs[seen.rows] = self.setup.layout.flatten(features)
+        self.masks = HeadMasks(with_empty_rows(seen.masks, seen.rows, len(env.envs)))
+        self.masks.only_wait([i for i, e in enumerate(env.envs) if e.done or e.env_idx in seen.panics])
 
-    def _show_end(self, seen: Observation) -> None:
+    def _show_end(self, seen: Observation, ended: Indices) -> None:
         """The networks after their last decision, with the measurements of the last epoch."""
-        env = self.env
-        table = stack_reports([member.model.reports() for member in env.envs], env.rules.slot_config)
-        self.obs = self.setup.layout.flatten(batch_signals_to_features(seen.signals, table, env.envs, "cpu"))
-        self.masks.only_wait(slice(None))
+        table = stack_reports([member.model.reports() for member in seen.envs], self.env.rules.slot_config)
+        features = batch_signals_to_features(seen.signals, table, seen.envs, "cpu")
+        self.obs[ended] = self.setup.layout.flatten(features)[np.isin(seen.rows, ended)]
+        self.masks.only_wait(ended)
 
     def _step_info(self, seen: Observation, result: ActionResult) -> dict[str, Any]:
         components = [paid or {} for paid in result.components]
@@ -179,7 +200,7 @@ class Population:
             "events": events,
         }
 
-    def _final_info(self, outcomes: Sequence[EpisodeOutcome], epochs: int) -> dict[str, Any]:
+    def _final_info(self, outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any]:
         prices = self.setup.task.objective
         parts = [_parts(outcome, prices) for outcome in outcomes]
         numbers = {
@@ -190,8 +211,8 @@ class Population:
             "objective": {name: np.array([part[name] for part in parts]) for name in parts[0]},
             "outcome": {
                 "return": np.array([outcome.total_reward for outcome in outcomes]),
-                "length": np.full(len(outcomes), epochs),
-                "network": np.array(self.networks),
+                "length": np.array([outcome.epochs for outcome in outcomes]),
+                "network": np.array([outcome.env_id for outcome in outcomes]),
                 "round": np.full(len(outcomes), self.episode),
                 "final_accuracy": np.array([outcome.final_accuracy / 100.0 for outcome in outcomes]),
                 **numbers,

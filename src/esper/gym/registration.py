@@ -20,6 +20,7 @@ BUILTIN = (
     "cifar_postpool",
     "cifar_scale",
     "digits_baseline",
+    "digits_flops",
     "digits_impaired",
     "digits_mlp",
     "digits_scale",

@@ -60,5 +60,10 @@ def make_torchrl_env(task: str | TaskSpec, num_envs: int = 1, **settings: Any) -
     """`num_envs` networks of a task as one batched TorchRL environment with numbered actions. `settings` are
     those of `GrowthVectorEnv`; TorchRL resets the envs whose episode has ended."""
     env = GrowthVectorEnv(task, num_envs, autoreset_mode=AutoresetMode.DISABLED, **settings)
+    if env.task.budget == "flops" and env.task.population > 1:
+        raise EsperError(
+            f"torchrl: episodes of task {env.task.name} end at different times, and TorchRL resets each env "
+            f"alone, but a population of {env.task.population} is reset as a whole; allowed: population=1"
+        )
     wrapped = GymWrapper(MaskInObservation(env), categorical_action_encoding=True)
     return TransformedEnv(wrapped, DTypeCastTransform(torch.int8, torch.bool, in_keys=["action_mask"]))

@@ -30,7 +30,8 @@ Returned = tuple[Floats, npt.NDArray[np.float64], Bools, Bools, dict[str, Any]]
 
 class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
     """`num_envs` networks of one task, numbered from `first_network`, in populations of the task's width or
-    of `population`. Rows of a population without an env are trained like the others and cost as much.
+    of `population`. Rows of a population without an env are trained like the others and cost as much, unless
+    the task has a budget of FLOPs.
 
     actions: `flat` (numbered decisions, see `FlatActions`; `granularity` is `plans` or `all`) or `heads` (one
     choice per head, see `HeadActions`). `metadata["action_names"]` and `metadata["observation_names"]` say
@@ -41,7 +42,10 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
     discount, which the modes `shaped` and `escrow` need.
     twins: number of consecutive envs with the same initial weights, data and condition.
     held_out: the networks that policies are judged on. They are the same after every reset, whatever the
-    random seed."""
+    random seed.
+    autoreset_mode: None is `NEXT_STEP`. Episodes of a task with a budget of FLOPs end at different times, and
+    a population is reset as a whole, so that `DISABLED` is the only mode unless the population is 1. An env
+    whose episode has ended then stays terminated: it earns 0 and can only wait."""
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
         *,
         actions: Literal["flat", "heads"] = "flat",
         granularity: Granularity = "plans",
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        autoreset_mode: AutoresetMode | str | None = None,
         on_illegal: Literal["error", "wait"] = "error",
         reward: str | RewardConfig = "sparse",
         gamma: float = 0.99,
@@ -75,7 +79,7 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
                 f"{first_network}: each must be a multiple of the number of twins"
             )
         self.num_envs, self.on_illegal, self.held_out = num_envs, on_illegal, held_out
-        self.autoreset_mode = AutoresetMode(autoreset_mode)
+        self.autoreset_mode = self._resolve(autoreset_mode)
         self.layout = ObservationLayout(self.task)
         self.actions: FlatActions | HeadActions = (
             HeadActions(self.task) if actions == "heads" else FlatActions(self.task, granularity)
@@ -128,14 +132,16 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
         for population, rows in zip(self.populations, self.rows, strict=True):
             if population.running:
                 step = population.act(native[rows])
-                rewards[rows], ends[rows] = step.rewards, step.ended
-                info = {**step.info, "illegal": illegal[rows]}
-                if step.ended and self.autoreset_mode is AutoresetMode.SAME_STEP:
+                rewards[rows], ends[rows] = step.rewards, population.over
+                info = {**step.info, "illegal": illegal[rows][step.rows]}
+                if len(step.ended) and self.autoreset_mode is AutoresetMode.SAME_STEP:
                     final = np.empty(len(population.obs), object)
                     final[:] = list(population.obs)
-                    info = {"final_obs": final, "final_info": info}
+                    info = {"final_obs": final, "final_info": {**info, **step.final_info}}
                     self._begin(population, None)
-                put(infos, rows, info, self.num_envs)
+                put(infos, rows.start + step.rows, info, self.num_envs)
+                if self.autoreset_mode is not AutoresetMode.SAME_STEP:
+                    put(infos, rows.start + step.ended, step.final_info, self.num_envs)
             else:
                 self._begin(population, None)
             self._obs[rows] = population.obs
@@ -151,6 +157,19 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
         return np.concatenate([population.masks.slot_by_op for population in self._begun()])
 
     # -- parts -----------------------------------------------------------------------------------------------
+
+    def _resolve(self, mode: AutoresetMode | str | None) -> AutoresetMode:
+        ends_as_a_whole = self.task.budget == "epochs" or self.task.population == 1
+        if mode is None:
+            return AutoresetMode.NEXT_STEP if ends_as_a_whole else AutoresetMode.DISABLED
+        given = AutoresetMode(mode)
+        if given is not AutoresetMode.DISABLED and not ends_as_a_whole:
+            raise EsperError(
+                f"gym: autoreset_mode is {given.value} with task {self.task.name}, whose episodes end at "
+                "different times and whose populations are reset as a whole; allowed: "
+                f"{AutoresetMode.DISABLED.value}, or population=1"
+            )
+        return given
 
     def _begin(self, population: Population, seed: int | None) -> None:
         if self.held_out:
@@ -169,11 +188,11 @@ class GrowthVectorEnv(VectorEnv[Floats, npt.NDArray[Any], npt.NDArray[Any]]):
 
     def _check(self, native: Indices) -> Bools:
         """[E] envs whose action is illegal; those are changed to WAIT in place, or an error names the first.
-        Envs that this step resets need no action."""
+        Envs that this step resets, or whose episode is over, need no action."""
         illegal = np.zeros(self.num_envs, bool)
         for population, rows in zip(self._begun(), self.rows, strict=True):
             if population.running:
-                illegal[rows] = ~population.masks.allow(native[rows])
+                illegal[rows] = ~population.masks.allow(native[rows]) & ~population.over
             elif self.autoreset_mode is not AutoresetMode.NEXT_STEP:
                 raise ResetNeeded(
                     f"the episodes of envs {rows.start} to {rows.stop - 1} have ended; reset them first, "

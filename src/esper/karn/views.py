@@ -136,13 +136,15 @@ _OBSERVATIONS = View(
         FROM each
     ),
     named AS (
-        SELECT round_idx, env_id, epoch, observation, observed, slots,
+        SELECT round_idx, env_id, epoch, observation, observed, first_env,
             unnest(range(1, len(observation) + 1)) AS i
         FROM steps JOIN tasked ON env_id >= first_env AND env_id < beyond
         WHERE len(observation) = len(observed)
     ),
     split AS (
-        SELECT *, list_filter(slots, lambda slot: starts_with(observed[i], slot || ' '))[1] AS slot FROM named
+        SELECT named.*, slot
+        FROM named LEFT JOIN (SELECT first_env, unnest(slots) AS slot FROM tasked) AS each_slot
+            ON named.first_env = each_slot.first_env AND starts_with(observed[i], slot || ' ')
         WHERE NOT ends_with(observed[i], ' known')
     )
     SELECT round_idx, env_id, epoch, slot,

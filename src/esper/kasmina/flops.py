@@ -135,6 +135,46 @@ class FlopMeter:
                 total += len(_prefixes(on, self._order[:index])) * blended[slot_id].forward
         return total
 
+    def bound(
+        self,
+        reports: Mapping[str, SeedStateReport],
+        blueprints: Collection[str],
+        coalitions: Callable[[int], int],
+    ) -> tuple[int, int]:
+        """Upper bounds per sample for a network that plants one more seed of these blueprints in whatever
+        slot is empty: of `per_sample`, and of evaluating as many coalitions as `coalitions` says of a number
+        of seeds. They hold whatever the stages of all seeds will be."""
+        present = {slot_id: self._seed(slot_id, report) for slot_id, report in reports.items()}
+        empty = [slot_id for slot_id in self._model.seed_slots if slot_id not in present]
+        futures = [present | {slot_id: self._dearest(slot_id, blueprints)} for slot_id in empty] or [present]
+        return (
+            max(self._most_training(seeds) for seeds in futures),
+            max(self._most_evaluation(seeds, coalitions(len(seeds))) for seeds in futures),
+        )
+
+    def _dearest(self, slot_id: str, blueprints: Collection[str]) -> Cost:
+        gate = self.bank(slot_id, GATE_BANK)
+        costs = [self.bank(slot_id, name).plus(gate) for name in blueprints]
+        return Cost(*(max(values) for values in zip(*costs, strict=True)))
+
+    def _most_training(self, seeds: Mapping[str, Cost]) -> int:
+        """With every seed in its dearest stage: blended, or incubating in front of all others."""
+        total = sum(self.training)
+        for slot_id, seed in seeds.items():
+            behind = sum(max(cost.frozen, cost.forward) for cost in self._behind(slot_id, seeds))
+            total += max(seed.training, seed.first + behind)
+        return total
+
+    def _most_evaluation(self, seeds: Mapping[str, Cost], coalitions: int) -> int:
+        """With all seeds blended. Every seed that is passed doubles the prefixes, up to one per coalition."""
+        total, prefixes = self._hosts[0].forward, 1
+        for slot_id, behind in zip(self._order, self._hosts[1:], strict=True):
+            if slot_id in seeds:
+                total += prefixes * seeds[slot_id].forward
+                prefixes = min(2 * prefixes, coalitions)
+            total += prefixes * behind.forward
+        return total
+
     def sensors(self) -> int:
         """Measuring the growth sensors of all slots on one sample: at each, the gradient of a zero layer's
         weight and the covariance of the channels. They run on one batch per epoch. On small images their

@@ -74,9 +74,9 @@ class Losses:
     """Losses of one training batch. `main` trains the hosts and blended seeds, `incubation` the seeds in
     TRAINING."""
 
-    main: Tensor  # [P]
+    main: Tensor  # [rows that train]
     incubation: Tensor | None  # [n]
-    outputs: Tensor  # [P, B, …, classes]
+    outputs: Tensor  # [rows that train, B, …, classes]
 
     def total(self) -> Tensor:
         """The scalar to call backward on. Rows are independent, so the sum gives each its own gradient."""
@@ -117,6 +117,7 @@ class ShadowStep:
     slot_id: str
     growth: list[Growth]
     joining: Lanes | None = None
+    taken: Tensor | None = None  # lanes of the training pass whose features they take; None: all in order
     seeds: list[Growth] = field(default_factory=list)  # the incubating seeds of the joining lanes
     lanes: Lanes = field(default_factory=lambda: Lanes(0, Mode.SHADOW))  # all lanes from here on
 
@@ -124,6 +125,7 @@ class ShadowStep:
 @dataclass(frozen=True, slots=True)
 class ShadowPlan:
     steps: list[ShadowStep]
+    taken: Tensor | None  # lanes of the training pass that all lanes stand for; None: all in order
     real: Tensor  # lanes that are not padding
 
 
@@ -344,16 +346,25 @@ class GrowingSlots(nn.Module):
                 if contributions is not None and slot.slot_id in contributions:
                     seed.record_contribution(contributions[slot.slot_id])
 
-    def record_gradients(self, stats: GradientStats, table: Sequence[Sequence[float]] | None = None) -> None:
-        """Record the gradient statistics of the last step in every seed that learns.
+    def record_gradients(
+        self,
+        stats: GradientStats,
+        table: Sequence[Sequence[float]] | None = None,
+        *,
+        rows: Iterable[int] | None = None,
+    ) -> None:
+        """Record the gradient statistics of the last step in every seed that learns, of all rows or of those
+        given.
 
         `table` holds the values of `stats.packed()` if the caller has already copied them from the device."""
+        chosen = range(self.population) if rows is None else list(rows)
         host, *rest = stats.packed().tolist() if table is None else table
         slots = list(stats.norm)
         count = len(slots)
         for i, slot_id in enumerate(slots):
             norm, vanishing, exploding = rest[i], rest[count + i], rest[2 * count + i]
-            for row, seed in enumerate(self.slot(slot_id).seeds):
+            for row in chosen:
+                seed = self.slot(slot_id).seeds[row]
                 if seed is not None and seed.is_learning:
                     seed.record_gradient(norm[row], host[row], vanishing[row], exploding[row])
 
@@ -395,7 +406,10 @@ class MorphogeneticModel(GrowingSlots):
         )
         self.slot_after = [slot_id if slot_id in wanted else None for slot_id in order]
         self.version = 0
+        self._members: list[int] | None = None
         self._plan: dict[str, list[Growth]] | None = None
+        self._training_plan: dict[str, list[Growth]] | None = None
+        self._training_lanes: Lanes | None = None
         self._shadow_plan: ShadowPlan | None = None
         self.germinations = [0] * self.population
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
@@ -418,7 +432,30 @@ class MorphogeneticModel(GrowingSlots):
 
     def changed(self) -> None:
         super().changed()
-        self._plan = self._shadow_plan = None
+        self._plan = self._training_plan = self._training_lanes = self._shadow_plan = None
+
+    def train_only(self, rows: Sequence[int] | None) -> None:
+        """Only these rows, in ascending order, train from now on; None: all. The others rest: they cost
+        nothing, and their weights, statistics and optimizer state stay as they are."""
+        members = None if rows is None or len(rows) == self.population else list(rows)
+        if members is not None and (not members or members != sorted({*map(self.check_row, members)})):
+            raise PopulationError(f"rows that train: {members}; allowed: one or more, in ascending order")
+        if members != self._members:
+            self._members = members
+            self.changed()
+
+    @property
+    def members(self) -> list[int]:
+        """The rows that train."""
+        return list(range(self.population)) if self._members is None else self._members
+
+    @property
+    def training_lanes(self) -> Lanes:
+        """The lanes of a training pass: the rows that train, padded."""
+        if self._training_lanes is None:
+            rows = self.members if self._members is None else self.padded(self._members)
+            self._training_lanes = self.lanes(rows, Mode.TRAIN, padding=len(rows) - len(self.members))
+        return self._training_lanes
 
     @property
     def host_params(self) -> int:
@@ -435,31 +472,37 @@ class MorphogeneticModel(GrowingSlots):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs `[P, B, …]` of all rows. Seeds in TRAINING take no part."""
         self.host.check_input(x, self.population)
-        return self._walk(x, Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL))
+        lanes = Lanes(self.population, Mode.TRAIN if self.training else Mode.EVAL)
+        return self._walk(x, lanes, self._forward_plan())
 
     def losses(
         self, x: Tensor, targets: Tensor, criterion: Criterion = cross_entropy, *, probe: Probe | None = None
     ) -> Losses:
-        """Training losses of one batch, incubation included. The hosts' part is bit-identical with or without
-        incubation.
+        """Training losses of one batch, incubation included, of the rows that train. `x` and `targets` are
+        those of `training_lanes`. The hosts' part is bit-identical with or without incubation.
 
         A `probe` sees the features before and after each slot's blended seeds; its return value goes on."""
-        self.host.check_input(x, self.population)
-        lanes = Lanes(self.population, Mode.TRAIN)
+        lanes = self.training_lanes
+        self.host.check_input(x, lanes.count)
         incubating = self._incubating()
         taps: dict[str, Tensor] = {}
-        outputs = self._walk(x, lanes, taps=taps, incubating=incubating, probe=probe)
+        plan = self._plan_training()
+        outputs = self._walk(x, lanes, plan, taps=taps, incubating=incubating, probe=probe)
         if self.population == 1 and targets.dim() == outputs.dim() - 2:
             targets = targets.unsqueeze(0)
-        main = criterion(outputs, targets)
-        if self.incubation is Incubation.STE or not incubating:
-            return Losses(main, None, outputs)
-        return Losses(main, self._shadow_losses(taps, targets, criterion), outputs)
+        main, shadow = criterion(outputs, targets), None
+        if self.incubation is Incubation.SHADOW and incubating:
+            shadow = self._shadow_losses(taps, targets, criterion)
+        if lanes.padding:  # it repeats a row, whose gradient must not count twice
+            real = lanes.count - lanes.padding
+            main, outputs = main[:real], outputs[:real]
+        return Losses(main, shadow, outputs)
 
     def _walk(
         self,
         x: Tensor,
         lanes: Lanes,
+        plan: Mapping[str, list[Growth]],
         *,
         taps: dict[str, Tensor] | None = None,
         incubating: Mapping[str, list[int]] | None = None,
@@ -469,7 +512,6 @@ class MorphogeneticModel(GrowingSlots):
 
         Where a slot incubates, the features that reach it are noted in `taps` (SHADOW) or routed through it
         (STE)."""
-        plan = self._forward_plan()
         for index, slot_id in enumerate(self.slot_after):
             x = self.host.segment(index, x, lanes)
             if slot_id is None:
@@ -514,10 +556,11 @@ class MorphogeneticModel(GrowingSlots):
     # -- incubation ------------------------------------------------------------------------------------------
 
     def _incubating(self) -> dict[str, list[int]]:
-        """The rows whose seed is in TRAINING, by slot; slots without one are left out."""
+        """The rows that train and whose seed is in TRAINING, by slot; slots without one are left out."""
         incubating: dict[str, list[int]] = {}
         for slot in self.slots():
-            for row, seed in enumerate(slot.seeds):
+            for row in self.members:
+                seed = slot.seeds[row]
                 if seed is not None and seed.stage is SeedStage.TRAINING:
                     incubating.setdefault(slot.slot_id, []).append(row)
         return incubating
@@ -541,15 +584,15 @@ class MorphogeneticModel(GrowingSlots):
             if step.joining is not None:
                 joining = Lanes(step.joining.count, Mode.TRAIN, step.joining.rows)
                 taken = features[step.slot_id]
-                if joining.rows is not None:
-                    taken = self.layout.take(taken, self.population, joining.rows)
+                if step.taken is not None:
+                    taken = self.layout.take(taken, self.training_lanes.count, step.taken)
                 # These seeds learn; everything after them is constant.
                 seeded = self.grow(step.slot_id, taken, joining, step.seeds)
                 x = seeded if x is None else self.layout.cat(x, seeded)
                 lanes = step.lanes
         assert x is not None
         outputs = self.host.segment(len(plan.steps), x, lanes)
-        wanted = targets if lanes.rows is None else targets.index_select(0, lanes.rows)
+        wanted = targets if plan.taken is None else targets.index_select(0, plan.taken)
         return criterion(outputs, wanted).index_select(0, plan.real)
 
     def _plan_shadows(self) -> ShadowPlan:
@@ -574,11 +617,20 @@ class MorphogeneticModel(GrowingSlots):
                     slot_id,
                     growth,
                     self.lanes(mine, Mode.SHADOW),
+                    self._lanes_of(mine),
                     self._incubator(slot_id, incubating[slot_id]),
                     self.lanes(rows, Mode.SHADOW),
                 )
             )
-        return ShadowPlan(steps, torch.tensor(real, device=device))
+        return ShadowPlan(steps, self._lanes_of(rows), torch.tensor(real, device=device))
+
+    def _lanes_of(self, rows: list[int]) -> Tensor | None:
+        """Lanes of the training pass in which these rows train; None: all lanes in order."""
+        lane_of = {row: lane for lane, row in enumerate(self.members)}
+        places = [lane_of[row] for row in rows]
+        if places == list(range(self.training_lanes.count)):
+            return None
+        return torch.tensor(places, device=self.slots()[0].anchor.device)
 
     def _is_blended(self, slot_id: str, row: int) -> bool:
         seed = self.slot(slot_id).seeds[row]
@@ -587,25 +639,37 @@ class MorphogeneticModel(GrowingSlots):
     def _straight_through(self, slot_id: str, rows: list[int], x: Tensor, lanes: Lanes) -> Tensor:
         """Leave the features as they are, and hand the gradient that reaches them to the incubating seeds as
         well."""
-        index = torch.tensor(self.padded(rows), device=x.device)
+        padded = self.padded(rows)
+        index = self._lanes_of(padded)
+        if index is None:
+            index = torch.arange(lanes.count, device=x.device)
         taken = self.layout.take(x.detach(), lanes.count, index)
-        seeded = self.grow(
-            slot_id, taken, Lanes(len(index), Mode.TRAIN, index), self._incubator(slot_id, rows)
-        )
+        seeded = self.grow(slot_id, taken, self.lanes(padded, Mode.TRAIN), self._incubator(slot_id, rows))
         return _StraightThrough.apply(x, seeded, self.layout, lanes.count, Places(index, len(rows)))
 
     # -- the plan --------------------------------------------------------------------------------------------
 
     def _forward_plan(self) -> dict[str, list[Growth]]:
-        """The blended seeds of each slot."""
+        """The blended seeds of each slot, all rows."""
         if self._plan is None:
-            rows = range(self.population)
-            self._plan = {
-                slot_id: self.growth_at(slot_id, seeded, rows)
-                for slot_id in self.seed_slots
-                if (seeded := [row for row in rows if self._is_blended(slot_id, row)])
-            }
+            self._plan = self._plan_for(range(self.population))
         return self._plan
+
+    def _plan_training(self) -> dict[str, list[Growth]]:
+        """The blended seeds of each slot, rows that train."""
+        if self._members is None:
+            return self._forward_plan()
+        if self._training_plan is None:
+            self._training_plan = self._plan_for(self._members)
+        return self._training_plan
+
+    def _plan_for(self, rows: Sequence[int]) -> dict[str, list[Growth]]:
+        """The blended seeds of each slot on lanes that stand for these rows."""
+        return {
+            slot_id: self.growth_at(slot_id, seeded, rows)
+            for slot_id in self.seed_slots
+            if (seeded := [lane for lane, row in enumerate(rows) if self._is_blended(slot_id, row)])
+        }
 
     def growth_at(
         self, slot_id: str, positions: Sequence[int], lane_rows: Sequence[int], *, alpha: float | None = None
@@ -660,14 +724,18 @@ class MorphogeneticModel(GrowingSlots):
 
     def optimizer_groups(self) -> list[GroupSpec]:
         """The host, then each bank of each slot; names are stable across growth."""
-        everyone = [True] * self.population
+        members = {*self.members}
+        everyone = [row in members for row in range(self.population)]
         groups = [
             GroupSpec(
                 "host", "host", dict(self.host.named_parameters()), list(self.host_births), everyone, False
             )
         ]
         for slot in self.slots():
-            learning = [seed is not None and seed.is_learning for seed in slot.seeds]
+            learning = [
+                trains and seed is not None and seed.is_learning
+                for trains, seed in zip(everyone, slot.seeds, strict=True)
+            ]
             for name, bank in slot.banks.items():
                 mine = [a and b for a, b in zip(slot.live_rows(name), learning, strict=True)]
                 # Seeds that are being blended out run and do not learn; gates run for all seeds beside one

@@ -108,6 +108,26 @@ class GradientStats:
     vanishing: dict[str, Tensor]  # slot → [P], share of tensors without gradient
     exploding: dict[str, Tensor]  # slot → [P], share of tensors with an exploding or non-finite one
 
+    def replaced(self, rows: Tensor, by: GradientStats) -> GradientStats:
+        """These statistics, but for the given rows. What was not measured of a row is 0."""
+
+        def merge(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+            nothing = torch.zeros_like(self.host_norm)
+            return {
+                slot: mine.get(slot, nothing).index_copy(
+                    0, rows, theirs.get(slot, nothing).index_select(0, rows)
+                )
+                for slot in {**mine, **theirs}
+            }
+
+        host = self.host_norm.index_copy(0, rows, by.host_norm.index_select(0, rows))
+        return GradientStats(
+            host,
+            merge(self.norm, by.norm),
+            merge(self.vanishing, by.vanishing),
+            merge(self.exploding, by.exploding),
+        )
+
     def packed(self) -> Tensor:
         """Everything in one tensor [1 + 3·slots, P], for one transfer."""
         return torch.stack(

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from esper.leyline.errors import EsperError, allowed
 
 Purpose = Literal[
-    "init", "data", "augment", "germination", "action", "condition", "split", "policy", "sampling"
+    "init", "data", "augment", "germination", "action", "condition", "split", "policy", "sampling", "values"
 ]
 
 

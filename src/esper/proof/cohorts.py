@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache, partial
 from statistics import fmean
 
@@ -51,7 +52,10 @@ def planned_fossils(task: TaskSpec, schedule: Schedule) -> tuple[Fossil, ...]:
 def at_equal_flops(task: TaskSpec, fossils: Iterable[Sequence[Fossil]], flops: float) -> tuple[TaskSpec, int]:
     """The task with fewer epochs, and the training steps of the last one, so that networks that have these
     seeds from the first epoch spend `flops` in the mean; rounded up to a whole step, in their favour. The
-    learning rate decays over the shorter episode."""
+    learning rate decays over the shorter episode. A task with a budget of FLOPs is at equal FLOPs as it
+    is."""
+    if task.budget == "flops":
+        return task, task.steps_per_epoch
     per_sample = cache(partial(_training_flops, task))
     mean = fmean(per_sample(tuple(seeds)) for seeds in fossils)
     steps = max(math.ceil(flops / (mean * task.batch_size) - 1e-9), 1)
@@ -70,7 +74,7 @@ def _training_flops(task: TaskSpec, fossils: tuple[Fossil, ...]) -> int:
 
 def widened(task: TaskSpec, params: float) -> TaskSpec:
     """The task with a CNN host at least as wide as its own, with the number of parameters closest to
-    `params`."""
+    `params`. A budget of FLOPs stays what it is."""
     if not isinstance(task.outline, CNNHost):
         raise EsperError(
             f"task {task.name!r} has a {task.topology} host; allowed: cnn, the only host with a width"
@@ -80,8 +84,20 @@ def widened(task: TaskSpec, params: float) -> TaskSpec:
         base += 1
         wider = replace(task, host={**task.host, "base": base})
         if abs(wider.host_params - params) >= abs(best.host_params - params):
-            return best
+            return _with_budget_of(task, best)
         best = wider
+
+
+def _with_budget_of(task: TaskSpec, other: TaskSpec) -> TaskSpec:
+    """The other task with the FLOPs that this one has, rounded up to a step of its own host."""
+    if task.budget == "epochs":
+        return other
+    ratio = Fraction(_training_flops(task, ()), _training_flops(other, ()))
+    steps, conditions = math.ceil(task.budget_steps * ratio), task.conditions
+    if conditions is not None:
+        budgets = tuple(math.ceil(budget * ratio) for budget in conditions.budgets)
+        conditions = replace(conditions, budgets=budgets)
+    return replace(other, budget_steps=steps, conditions=conditions)
 
 
 def priced(played: Played, task: TaskSpec) -> Played:

@@ -104,6 +104,7 @@ class Cohorts:
             task,
             plant=with_fossils(fossils),
             last_steps=last_steps,
+            static=True,
         )
 
     def values(self, name: str, measure: str) -> Array:
@@ -125,7 +126,7 @@ def prove(
     config = config or ProofConfig()
     cohorts = Cohorts(task, config, track)
     for name, make in simple_makers(task, HELD_OUT).items():
-        cohorts.add(name, make)
+        cohorts.add(name, make, static=name == "static")
     if not config.brief:
         for name, make in rule_makers(task).items():
             cohorts.add(name, make)
@@ -175,11 +176,14 @@ def _add_equals(cohorts: Cohorts) -> None:
         cohorts.add_grown("static_final", stratum, {p.network: p.fossils for p in stratum})
     if isinstance(task.outline, CNNHost):
         params = task.host_params + cohorts.values(LEARNED, "added_params").mean()
-        cohorts.add("static_equal", wait, widened(task, params))
+        cohorts.add("static_equal", wait, widened(task, params), static=True)
         (stratum,) = cohorts.played["static_equal"]
         cohorts.played["static_equal"] = [[priced(played, task) for played in stratum]]
     else:
         cohorts.absent["static_equal"] = f"a {task.topology} host has no width to change"
+    if task.budget == "flops":
+        cohorts.absent["static_flops"] = "every cohort of this task has the same FLOPs, static too"
+        return
     factor = cohorts.values(LEARNED, "flops").mean() / cohorts.values("static", "flops").mean()
     steps = max(1, round(task.steps_per_epoch * factor))
     cohorts.add("static_flops", wait, replace(task, steps_per_epoch=steps))

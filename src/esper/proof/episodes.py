@@ -53,7 +53,7 @@ class Played:
     test_accuracy: float
     """Percentage points, with the fossilized seeds only."""
     flops: int
-    """Of training."""
+    """Of training; with a budget of FLOPs, all that was charged."""
     condition: Condition | None
     """None if the task draws none."""
     decisions: tuple[Decision, ...]
@@ -69,11 +69,14 @@ def play(
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
     last_steps: int | None = None,
+    static: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> list[Played]:
     """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; the last
-    epoch has `last_steps` training steps, by default as many as the others; `advance` is called with the
-    number of env-steps as they finish. Several ranks share the populations, and all get all results."""
+    epoch has `last_steps` training steps, by default as many as the others; `static` networks never grow, so
+    their budget pays for training alone; `advance` is called with the number of env-steps as they finish, or
+    turn out not to be needed, of `task.episode_length` for each network. Several ranks share the populations,
+    and all get all results."""
     job = Job(make_policy, networks)
     (played,) = play_jobs(
         task,
@@ -82,6 +85,7 @@ def play(
         population=population,
         plant=plant,
         last_steps=last_steps,
+        static=static,
         advance=advance,
     )
     return played
@@ -103,6 +107,7 @@ def play_jobs(
     population: int | None = None,
     plant: Callable[[VectorEnv], None] | None = None,
     last_steps: int | None = None,
+    static: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> list[list[Played]]:
     """`play` for several jobs that do not depend on each other; the ranks share the populations of all."""
@@ -115,6 +120,8 @@ def play_jobs(
     def work(index: int) -> list[Played]:
         number, networks = pieces[index]
         env = open_env(task, networks, root_seed=root_seed, rows=size)
+        if static:
+            env.budget = env.budget.without_measuring()
         env.begin_round(0)
         if plant is not None:
             plant(env)
@@ -158,13 +165,13 @@ def finish_round(
             kept[seen.rows, 0] = torch.tensor(result.valid)
             hidden = (torch.where(kept, step.hidden[0], 0.0), torch.where(kept, step.hidden[1], 0.0))
         for i, reports, outcome in zip(seen.rows, seen.reports, result.outcomes, strict=True):
-            flops[i] += meter.per_sample(reports) * steps * task.batch_size
+            flops[i] += meter.per_sample(reports) * env.envs[i].planned.steps * task.batch_size
             spec = outcome.spec
             if outcome.effective_op is not LifecycleOp.WAIT:
                 planted = spec.blueprint_id if spec.op is LifecycleOp.GERMINATE else None
                 decisions[i].append(Decision(epoch, spec.op.name, spec.slot_id, planted))
         if advance is not None:
-            advance(len(seen.envs))
+            advance(len(seen.envs) + sum(result.ended) * (task.episode_length - epoch))
         if env.done:
             break
     root = env.rules.root_seed
@@ -175,7 +182,7 @@ def finish_round(
             network=e.env_idx,
             outcome=outcomes[e.env_idx],
             test_accuracy=accuracy[i],
-            flops=flops[i],
+            flops=e.flops if task.budget == "flops" else flops[i],
             condition=None if task.conditions is None else draw_condition(task, root, 0, e.env_idx),
             decisions=tuple(decisions[i]),
             fossils=tuple(

@@ -71,6 +71,8 @@ def grow(
     directory = check_empty(Path(out))
     make = _maker(task, policy, root_seed, sample)
     env = open_env(task, [network], root_seed=root_seed, rows=1)
+    if policy == "wait":
+        env.budget = env.budget.without_measuring()
     env.begin_round(0)
     (played,) = finish_round(env, task, make([network]), FlopMeter(task.build_model(1, [0])), advance)
     model = env.groups[0].model

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,8 +47,17 @@ from esper.runtime.data.datasets import Dataset, DatasetFacts, dataset_facts
 
 FINAL_LR_SHARE = 0.1
 """A decaying learning rate ends at this share of its first value."""
-SIZES = ("batch_size", "steps_per_epoch", "val_size", "final_val_size", "episode_length", "population")
-"""Fields that `name:field=number` may change, beside the sizes of the host."""
+SIZES = (
+    "batch_size",
+    "steps_per_epoch",
+    "val_size",
+    "final_val_size",
+    "episode_length",
+    "budget_steps",
+    "population",
+)
+"""Fields that `name:field=number` may change, beside the sizes of the host. Those that say how long an
+episode is depend on the task's budget."""
 MAX_SIZE = 10**9
 MAX_DEPTH = 100
 """Limits of the numbers in `name:field=number`. Depth counts modules that are built one by one."""
@@ -68,15 +77,20 @@ class ConditionSpace:
     """Shares of training samples with a wrong label."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates of the host; empty: the optimizer's own."""
+    budgets: tuple[int, ...] = ()
+    """Budgets in training steps of the bare host, for a task with a budget of FLOPs; empty: the task's
+    own."""
 
     def __post_init__(self) -> None:
-        for name, low in (("train_sizes", 1), ("label_noises", 0), ("learning_rates", 1e-9)):
+        lowest = {"train_sizes": 1, "label_noises": 0, "learning_rates": 1e-9, "budgets": 1}
+        for name, low in lowest.items():
             values = getattr(self, name)
-            if not isinstance(values, tuple) or (not values and name != "learning_rates"):
+            if not isinstance(values, tuple) or (not values and name in ("train_sizes", "label_noises")):
                 raise EsperError(f"conditions: {name} is {values!r}, must be a tuple of one or more values")
             for value in values:
                 if value is not None or name != "train_sizes":
-                    check_number("conditions", name, value, low=low, integer=name == "train_sizes")
+                    whole = name in ("train_sizes", "budgets")
+                    check_number("conditions", name, value, low=low, integer=whole)
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
             raise EsperError(
@@ -94,6 +108,8 @@ class Condition:
     label_noise: float
     learning_rate: float
     """Learning rate of the host; that of seeds keeps its ratio to it."""
+    budget_steps: int = 0
+    """Its budget of FLOPs, in training steps of the bare host; 0 where the budget counts epochs."""
 
 
 _KINDS: dict[str, Any] = {
@@ -139,7 +155,8 @@ class TaskSpec:
     val_size: int
     """Number of validation samples: images, vectors, or windows of text."""
     episode_length: int
-    """Number of epochs of one episode, each followed by one decision."""
+    """Number of epochs of one episode, each followed by one decision. With a budget of FLOPs it follows from
+    the largest budget: no network can have more epochs."""
     population: int
     """Number of networks that are trained as one batched module: 1 or a multiple of 8."""
     optimizer: OptimizerConfig
@@ -156,16 +173,43 @@ class TaskSpec:
     """Number of validation samples in the last epoch, which decides J, where that is more than `val_size`."""
     conditions: ConditionSpace | None = None
     incubation: Incubation = Incubation.SHADOW
+    budget: Literal["epochs", "flops"] = "epochs"
+    """What ends an episode: the number of epochs, or that a network has spent its training FLOPs. A larger
+    network then takes fewer steps."""
+    budget_steps: int = 0
+    """The budget of FLOPs, as the number of training steps of the bare host that cost as much."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
 
     def __post_init__(self) -> None:
         try:
+            self._set_length()
             self._check()
         except (ValueError, TypeError) as error:
             kind = type(error) if isinstance(error, EsperError) else EsperError
             raise kind(f"task {self.name!r}: {error}") from None
+
+    def _set_length(self) -> None:
+        if self.budget not in ("epochs", "flops"):
+            raise EsperError(f"budget is {self.budget!r}; {allowed(('epochs', 'flops'))}")
+        if self.budget == "flops":
+            check_number("budget", "budget_steps", self.budget_steps, low=1, integer=True)
+            check_number("budget", "steps_per_epoch", self.steps_per_epoch, low=1, integer=True)
+            largest = max(self._budgets or (self.budget_steps,))
+            object.__setattr__(self, "episode_length", self.most_epochs(largest))
+        elif self.budget_steps or self._budgets:
+            given = f"budget_steps is {self.budget_steps}, conditions draw budgets {self._budgets}"
+            raise EsperError(f"{given}, with a budget of epochs; allowed: 0 and (), or budget 'flops'")
+
+    @property
+    def _budgets(self) -> tuple[int, ...]:
+        """Budgets that are drawn; empty: `budget_steps` is that of every network."""
+        return self.conditions.budgets if isinstance(self.conditions, ConditionSpace) else ()
+
+    def most_epochs(self, budget_steps: int) -> int:
+        """Epochs of a network that never grows and pays for nothing but training."""
+        return -(-budget_steps // self.steps_per_epoch)
 
     def _check(self) -> None:
         for field, kind in _KINDS.items():
@@ -308,9 +352,14 @@ class TaskSpec:
 
     def lr_factor(self, epoch: int) -> float:
         """Factor of each row's learning rates in this epoch (1 … episode_length)."""
-        if not self.lr_decay or self.episode_length == 1:
+        if self.episode_length == 1:
             return 1.0
-        progress = min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0)
+        return self.lr_factor_at(min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0))
+
+    def lr_factor_at(self, progress: float) -> float:
+        """Factor of learning rates after this share of the budget."""
+        if not self.lr_decay:
+            return 1.0
         return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def build_model(self, population: int, seeds: Sequence[int]) -> MorphogeneticModel:
@@ -336,9 +385,11 @@ class TaskSpec:
         root_seed: int,
         episode: int,
         env: int,
-    ) -> None:
+    ) -> Condition:
         """Apply the conditions that its episode has drawn to a fresh row."""
-        apply_condition(model, optimizer, row, draw_condition(self, root_seed, episode, env))
+        condition = draw_condition(self, root_seed, episode, env)
+        apply_condition(model, optimizer, row, condition)
+        return condition
 
     def data_conditions(self, root_seed: int, episode: int, envs: Sequence[int]) -> dict[str, Any]:
         """The drawn conditions of these envs as arguments of the batch iterator's `begin_episode`."""
@@ -352,19 +403,25 @@ def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Co
     space = task.conditions
     if space is None:
         return Condition(
-            crippled=(False,) * blocks, train_size=None, label_noise=0.0, learning_rate=task.optimizer.host_lr
+            crippled=(False,) * blocks,
+            train_size=None,
+            label_noise=0.0,
+            learning_rate=task.optimizer.host_lr,
+            budget_steps=task.budget_steps,
         )
     rng = np.random.default_rng(stream_seed(root_seed, "condition", episode, env))
     crippled = tuple(bool(x < space.cripple_probability) for x in rng.random(blocks))
     rates = space.learning_rates or (task.optimizer.host_lr,)
-    size, noise, rate = (
-        int(rng.integers(len(values))) for values in (space.train_sizes, space.label_noises, rates)
+    budgets = space.budgets or (task.budget_steps,)
+    size, noise, rate, budget = (
+        int(rng.integers(len(values))) for values in (space.train_sizes, space.label_noises, rates, budgets)
     )
     return Condition(
         crippled=crippled,
         train_size=space.train_sizes[size],
         label_noise=space.label_noises[noise],
         learning_rate=rates[rate],
+        budget_steps=budgets[budget],
     )
 
 
@@ -372,7 +429,7 @@ def apply_condition(
     model: MorphogeneticModel, optimizer: PopulationOptimizer, row: int, condition: Condition
 ) -> None:
     """Set the kernels and learning rates of one row. Call it after `reset_row`. The batch iterator applies
-    the conditions of the data."""
+    the conditions of the data, and the environment the budget."""
     model.check_row(row)
     if isinstance(model.host, CNNHost):
         model.host.set_centre_tap(row, condition.crippled)
@@ -419,6 +476,8 @@ def parse_task(text: str) -> TaskSpec:
     if not colon:
         return task
     host_sizes = [key for key, value in task.outline.spec().items() if isinstance(value, int)]
+    fixed = "episode_length" if task.budget == "flops" else "budget_steps"
+    own_sizes = [name for name in SIZES if name != fixed]
     sizes: dict[str, Any] = {}
     host = dict(task.host)
     keys = [change.partition("=")[0] for change in changes.split(",")]
@@ -426,10 +485,10 @@ def parse_task(text: str) -> TaskSpec:
         key, _, value = change.partition("=")
         if keys.count(key) > 1:
             raise EsperError(f"task {text!r}: {key} is given twice")
-        if key not in (*SIZES, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
+        if key not in (*own_sizes, *host_sizes) or not re.fullmatch(r"[0-9]+", value):
             raise EsperError(
                 f"task {text!r}: {change!r} is not field=number for one of its sizes; "
-                + allowed((*SIZES, *host_sizes))
+                + allowed((*own_sizes, *host_sizes))
             )
         most = MAX_DEPTH if key in _DEPTHS else MAX_SIZE
         if len(value) > 12 or int(value) > most:
@@ -580,6 +639,7 @@ for _spec in (
             learning_rates=(0.01, 0.03),
         ),
     ),
+    _variant(_DIGITS, "digits_flops", budget="flops", budget_steps=720, steps_per_epoch=24),
     replace(
         _DIGITS,
         name="digits_mlp",

@@ -265,7 +265,7 @@ def tasks(arguments: Sequence[str]) -> None:
             printable(task.dataset),
             f"{task.host_params:,}",
             str(len(task.slots)),
-            str(task.episode_length),
+            f"≤ {task.episode_length}" if task.budget == "flops" else str(task.episode_length),
             str(task.population),
         )
     Console(markup=False).print(table)

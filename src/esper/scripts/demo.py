@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     esper = "esper" if shutil.which("esper") else os.path.relpath(Path(sys.executable).with_name("esper"))
     print(
         f"\n{time.perf_counter() - start:,.0f} s. Next:\n"
+        f"  {esper} ui --open    # runs in the browser: networks, decisions, reasons; live while one trains\n"
         f"  {esper} report {run}    # the training as one page\n"
         f"  {esper} grow --task {TASK} --policy {run} --out grown\n"
         f"  {esper} prove --task {TASK} --policy {TASK}-1 {TASK}-2 {TASK}-3"

@@ -91,6 +91,7 @@ def _describe(condition: Condition | None) -> str:
     return (
         f": crippled blocks {', '.join(crippled) or 'none'}, {images} training images, "
         f"{condition.label_noise:.0%} label noise, learning rate {condition.learning_rate:g}"
+        + (f", budget {condition.budget_steps:,} steps" if condition.budget_steps else "")
     )
 
 

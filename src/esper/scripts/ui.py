@@ -50,7 +50,8 @@ def ui(
 
 
 def _listen(port: int | None) -> socket.socket:
-    """A socket that only this machine reaches."""
+    """A socket that only this machine reaches. It accepts at once, so that the URL that is printed can be
+    opened before the server answers."""
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -59,6 +60,7 @@ def _listen(port: int | None) -> socket.socket:
         if port is not None:
             raise EsperError(f"--port {port}: {error}; choose another, or leave it out") from error
         listening.bind((HOST, 0))
+    listening.listen()
     return listening
 
 

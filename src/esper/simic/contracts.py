@@ -79,6 +79,8 @@ class RewardInputs:
     env_idx: int
     epoch: int
     max_epochs: int
+    """Number of the episode's last epoch. Where a budget of FLOPs ends it, that is an estimate until it is
+    reached."""
     outcome: ActionOutcome
     before: EnvMeasure | None
     after: EnvMeasure

@@ -96,6 +96,17 @@ class SensedNetwork(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SensedLanes:
+    """The lanes of a pass that not all rows of a population take part in."""
+
+    population: int
+    """Number of the lanes."""
+    layout: Layout
+    slot_config: SlotConfig
+    host_params: int
+
+
+@dataclass(frozen=True, slots=True)
 class GrowthSensors:
     """Slots in the order of the model's `slot_config`. On the device. NaN where a network's own numbers are
     not finite and where a ratio has no denominator."""

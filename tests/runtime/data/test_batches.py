@@ -95,6 +95,27 @@ def test_env_sees_the_same_whatever_runs_beside_it() -> None:
     assert not equal(alone, env_history([[4]], [1], 4))
 
 
+def test_only_some_rows_are_gathered() -> None:
+    """Rows in any order, repeated, and none at all; from the next epoch on, all of them again."""
+    whole, part = (make(small_split(), [[3, 4, 5], [6]], rows=[8, 8]) for _ in range(2))
+    chosen = [2, 0, 2, 7]
+    for rows in ([chosen, []], [None, [0]]):
+        part.gather(rows)
+        for (all_first, all_second), (first, second) in zip(whole, part, strict=True):
+            for place, p in enumerate(rows[0] or range(8)):
+                assert equal([row(all_first, p, 8)], [row(first, place, len(rows[0] or range(8)))])
+            if rows[1]:
+                assert equal([row(all_second, 0, 8)], [row(second, 0, 1)])
+            else:
+                assert second.x.numel() == second.y.numel() == 0
+
+
+@pytest.mark.parametrize("rows", [[[0]], [[0], [8]], [[-1], None]])
+def test_rows_to_gather_must_exist(rows) -> None:
+    with pytest.raises(DataError, match="rows to gather"):
+        make(small_split(), [[3], [6]], rows=[8, 8]).gather(rows)
+
+
 def test_images_and_labels_equal_a_loop_over_samples() -> None:
     """Permutation, crop, mirroring and normalisation of two envs, one sample at a time, over several
     permutations."""

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from esper.kasmina import all_coalitions, default_coalitions
 from esper.leyline import SlotIdError
-from esper.simic.attribution import CoalitionTable, MissingCoalitionError, required_coalitions
+from esper.simic.attribution import (
+    CoalitionTable,
+    MissingCoalitionError,
+    most_coalitions,
+    required_coalitions,
+)
 
 Coalition = frozenset[str]
 Game = Mapping[Coalition, tuple[float, float]]
@@ -277,3 +282,13 @@ def test_all_subsets_of_few_the_default_ones_and_a_few_more_of_many() -> None:
         len(c) == 2 or c == frozenset(SLOTS[1:4]) or (c > frozenset(SLOTS[1:4]) and len(c) == 4)
         for c in extra
     )
+
+
+@pytest.mark.parametrize("seeds", range(9))
+def test_there_are_never_more_coalitions_than_the_bound(seeds) -> None:
+    slots = [f"r0c{i}" for i in range(seeds)]
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        counted = len(required_coalitions(slots, frozenset(slots[: seed + 2]), generator))
+        assert counted <= most_coalitions(seeds)
+    assert most_coalitions(4) == 16

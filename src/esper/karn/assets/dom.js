@@ -56,12 +56,12 @@ export const interval = ([value, low, high]) => `${number(value)} [${number(low)
 
 /** A table of rows that are objects. Numbers are aligned right; elements stay as they are. */
 export function table(rows, heads = Object.keys(rows[0] ?? {})) {
-  const cell = (value) => (value instanceof Node ? h("td", {}, value)
-    : h("td", { class: typeof value === "number" ? "n" : null }, number(value)));
-  const side = (head) => (typeof rows[0]?.[head] === "number" ? "n" : null);
+  const side = (head) => (rows.some((row) => typeof row[head] === "number") ? "n" : null);
+  const cell = (row, head) => h("td", { class: typeof row[head] === "string" ? null : side(head) },
+    row[head] instanceof Node ? row[head] : number(row[head]));
   const title = (head) => h("th", { scope: "col", class: side(head) }, head.replaceAll("_", " "));
   return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(title))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, heads.map((head) => cell(row[head])))))));
+    h("tbody", {}, rows.map((row) => h("tr", {}, heads.map((head) => cell(row, head)))))));
 }
 
 /** A link to a view of this page. */

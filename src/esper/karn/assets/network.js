@@ -6,6 +6,7 @@ import { followRun, laneOf, outcome, roundLabel, runTitle, stageLegend } from ".
 import { getEpisode, getRound } from "./source.js";
 
 const NEWEST = "newest";
+const PADDING = 13; // of the drawing's frame
 const NO_ROUND = "No round of this run has recorded steps yet. They are written when a round ends, from level "
   + "normal on.";
 
@@ -31,7 +32,7 @@ function geometry(width, count) {
     middle: (i) => (down ? 20 : 40) + step * (i + 0.62),
     host: step * 0.42,
     reach: down ? 46 : 58, // from the line to the seeds
-    longest: down ? width - 280 : step * 0.62,
+    longest: down ? Math.max(width - 280, 10) : step * 0.62,
     /** x and y of a point along the activations and across, towards the seeds. */
     at: (along, across) => (down ? { x: 34 + across, y: along } : { x: along, y: 132 - across }),
   };
@@ -252,7 +253,10 @@ export function networkView(main, args, context) {
     const slots = laneOf(network, state.parts.start);
     const steps = episode?.steps ?? [];
     if (!body.children.length) body.append(holder, stageLegend(), told, seeds, grid);
-    redraw = () => holder.replaceChildren(drawNetwork(Math.max(holder.clientWidth - 26, 200), slots, epoch));
+    redraw = () => {
+      const width = holder.clientWidth - 2 * PADDING;
+      if (width > 0) holder.replaceChildren(drawNetwork(width, slots, epoch));
+    };
     redraw();
     told.replaceChildren(decisionLine(run, place, steps.find((one) => one.epoch === epoch)));
     seeds.replaceChildren(seedTable(slots, epoch));

@@ -11,6 +11,7 @@ const stored = document.getElementById("data");
 export const frozen = stored && await unpack(stored.textContent);
 
 const POINTS = 800;
+const RETRY = 5000; // milliseconds until a run that is not there is asked for again
 
 async function ask(name, parameters) {
   const answer = await fetch(`api/${name}?${new URLSearchParams(parameters)}`);
@@ -34,8 +35,8 @@ export const getComparison = (runs) => ask("compare", runs.map((run) => ["run", 
 export const getProof = (proof) => frozen?.proof ?? ask("proof", { proof });
 
 /** Calls `hear` with each message about a run, or about the list of runs if `run` is null. A hidden page
-    closes its connection, and goes on from its cursor when it is looked at again. Returns a function that ends
-    it. */
+    closes its connection, and goes on from its cursor when it is looked at again. A run that is not there, or
+    not yet, is asked for again. Returns a function that ends it. */
 export function follow(run, hear, tell) {
   if (frozen) {
     if (frozen.run) hear(frozen.run);
@@ -43,18 +44,27 @@ export function follow(run, hear, tell) {
   }
   let source = null;
   let cursor = "";
+  let retry = null;
   function open() {
     const parameters = { ...(run === null ? {} : { run }), ...(cursor ? { cursor } : {}) };
     source = new EventSource(`api/stream?${new URLSearchParams(parameters)}`);
     source.onopen = () => tell("live");
-    source.onerror = () => tell(source.readyState === EventSource.CLOSED ? "gone" : "waiting for the server");
+    source.onerror = () => {
+      const refused = source.readyState === EventSource.CLOSED;
+      tell(refused ? "not found" : "waiting for the server");
+      if (refused) retry = setTimeout(open, RETRY);
+    };
     source.onmessage = (event) => {
       cursor = event.lastEventId;
       hear(JSON.parse(event.data));
     };
   }
-  function heed() {
+  function close() {
+    clearTimeout(retry);
     source?.close();
+  }
+  function heed() {
+    close();
     if (document.visibilityState === "hidden") tell("paused");
     else open();
   }
@@ -62,7 +72,7 @@ export function follow(run, hear, tell) {
   heed();
   return () => {
     document.removeEventListener("visibilitychange", heed);
-    source?.close();
+    close();
   };
 }
 

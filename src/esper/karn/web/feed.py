@@ -287,8 +287,9 @@ class Feed(Stream):
             self._pairs[pair].add(value)
 
     def _on_outcome(self, _event: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        for name in _OF_TASK:
-            self._by_task[data.get("task") or ""][name].add(data.get(name))
+        if len(self.start.get("envs_by_task") or ()) > 1:
+            for name in _OF_TASK:
+                self._by_task[data.get("task") or ""][name].add(data.get(name))
         if data.get("objective") is not None:
             self._objectives.append(data["objective"])
         fossilized, pruned, germinated = (data.get(n) for n in ("fossilized", "pruned", "germinated"))
@@ -314,7 +315,7 @@ class Feed(Stream):
         objective = data.get("avg_objective")
         if objective is not None and (self._best is None or objective > self._best[0]):
             self._best = (objective, index)
-        if len(self._by_task) > 1:
+        if self._by_task:
             self.curves.add_all("objective_by_task", x, data.get("objective_by_task") or {})
             self._tasks = [
                 {"task": task, "episodes": means["objective"].count}
@@ -366,6 +367,8 @@ class Feed(Stream):
         files = self.table_files()
         last, deadline = max((r for r, _ in files), default=0), time.monotonic() + PATIENCE
         for (round_idx, table), path in files.items():
+            if round_idx < last - 1 and path.name in self._files:
+                continue  # only the newest files still grow: a run of a thousand rounds has thousands
             status = path.stat()
             stamp = (status.st_mtime_ns, status.st_size)
             if self._files.get(path.name) == stamp:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
+import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -95,26 +96,35 @@ def _refuse(status: int, reason: str) -> Response:
 
 
 class EventStream(Response):
-    """Server-sent events. A client that stops reading is left after a while; nobody else waits for it."""
+    """Server-sent events, until the client goes or the server ends. A client that stops reading is left after
+    a while; nobody else waits for it."""
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], ending: asyncio.Event) -> None:
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._ending = events, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        gone = asyncio.ensure_future(_disconnected(receive))
         sending = asyncio.ensure_future(self._send_all(send))
+        tasks = [
+            sending,
+            asyncio.ensure_future(_disconnected(receive)),
+            asyncio.ensure_future(self._ending.wait()),
+        ]
         try:
-            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (gone, sending):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(gone, sending, return_exceptions=True)
+            failure, *_ = await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ending.is_set():
+            await send({"type": "http.response.body", "body": b""})
+        elif isinstance(failure, Exception) and not isinstance(failure, TimeoutError):
+            raise failure
 
     async def _send_all(self, send: Send) -> None:
         async for event in self._events:
@@ -132,6 +142,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.catalog = Catalog(root)
+        self.ending = asyncio.Event()
         self._feeds: OrderedDict[Path, Feed] = OrderedDict()
 
     def feed(self, run: str) -> Feed:
@@ -216,9 +227,9 @@ def _triple(estimate: Any) -> tuple[float, float, float]:
 # -- the application -----------------------------------------------------------------------------------------
 
 
-def make_app(root: Path, token: str) -> ASGIApp:
-    """The site over the runs below `root`."""
-    site, files = Site(root), assets()
+def make_app(site: Site, token: str) -> ASGIApp:
+    """The answers of a site at their paths."""
+    files = assets()
 
     def page(_request: Request) -> Response:
         return Response(shell(), media_type="text/html")
@@ -238,7 +249,7 @@ def make_app(root: Path, token: str) -> ASGIApp:
                 await run_in_threadpool(site.feed, run)
             except LookupError as error:
                 return _refuse(404, str(error.args[0]))
-        return EventStream(site.events(run, cursor))
+        return EventStream(site.events(run, cursor), site.ending)
 
     inner = [
         Route("/", page),
@@ -253,10 +264,23 @@ def make_app(root: Path, token: str) -> ASGIApp:
     return Guard(Starlette(routes=[Mount(f"/{token}", routes=inner)]), token)
 
 
+class Server(uvicorn.Server):
+    """Ends its streams before it waits for its connections, which would otherwise outlast it."""
+
+    def __init__(self, config: uvicorn.Config, ending: asyncio.Event) -> None:
+        super().__init__(config)
+        self._ending = ending
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._ending.set()
+        await super().shutdown(sockets)
+
+
 def make_server(root: Path, token: str) -> uvicorn.Server:
-    """A server that waits to be run on a socket."""
+    """A server over the runs below `root` that waits to be run on a socket."""
+    site = Site(root)
     config = uvicorn.Config(
-        make_app(root, token),
+        make_app(site, token),
         access_log=False,
         log_level="warning",
         lifespan="off",
@@ -265,7 +289,7 @@ def make_server(root: Path, token: str) -> uvicorn.Server:
         limit_concurrency=CLIENTS,
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return Server(config, site.ending)
 
 
 def _route(path: str, answer: Callable[[Request], Any]) -> Route:

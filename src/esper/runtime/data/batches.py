@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -39,6 +40,10 @@ class Batch(NamedTuple):
     """Images [B, P·C, H, W] float32 in channels_last memory; vectors [P, B, D]; text [P, B, T] int64."""
     y: Tensor
     """[P, B] int64; text [P, B, T]."""
+
+
+_NOTHING = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
+"""The batch of a group of which no row is gathered."""
 
 
 class FusedImages:
@@ -240,6 +245,7 @@ class SharedBatchIterator:
                 f"rows {self.rows} for groups {self.groups}; allowed: one number per group, at least its envs"
             )
         self._split = split
+        self._gathered: list[Sequence[int] | None] = [None] * len(self.groups)
         self._plans: list[list[tuple[Tensor, ...]]] = []  # of the current epoch, per group and step
         self._devices = (
             tuple(map(torch.device, devices))
@@ -316,6 +322,17 @@ class SharedBatchIterator:
             shared_code=self._split.dataset.kind == "text",
         )
 
+    def gather(self, rows: Sequence[Sequence[int] | None]) -> None:
+        """From the next epoch on, batches hold these rows of each group, in this order; None: all. A group
+        without rows gets empty batches, at no cost."""
+        if len(rows) != len(self.groups) or any(
+            not 0 <= row < count
+            for chosen, count in zip(rows, self.rows, strict=False)
+            for row in chosen or ()
+        ):
+            raise DataError(f"rows to gather {rows} of groups with {self.rows} rows; allowed: those of each")
+        self._gathered = list(rows)
+
     @property
     def epoch_done(self) -> bool:
         """Whether the last batch that was yielded ended an epoch."""
@@ -330,7 +347,7 @@ class SharedBatchIterator:
         if epoch != self._epoch:
             self._epoch, self._plans = epoch, self._plan_epoch(epoch)
         self._step += 1
-        batches = [self._source.gather(*plan[step]) for plan in self._plans]
+        batches = [self._source.gather(*plan[step]) if plan else _NOTHING for plan in self._plans]
         return [
             Batch(*(t.to(device, non_blocking=True) for t in batch))
             for batch, device in zip(batches, self._devices, strict=True)
@@ -340,13 +357,15 @@ class SharedBatchIterator:
         """Draw a whole epoch at once: random numbers and transfers of indices are paid once per epoch, not
         once per step."""
         count = self.steps_per_epoch * self.batch_size
-        taken = {env: stream.take(epoch * count, count) for env, stream in self._streams.items()}
-        plans = []
-        for group, rows in zip(self.groups, self.rows, strict=True):
-            idle_rows = [group[0]] * (rows - len(group))
-            members = [*group, *idle_rows]
+        wanted = [self._envs_to_gather(number) for number in range(len(self.groups))]
+        taken = {env: self._streams[env].take(epoch * count, count) for env in {*chain(*wanted)}}
+        plans: list[list[tuple[Tensor, ...]]] = []
+        for members in wanted:
+            if not members:
+                plans.append([])
+                continue
             columns = (
-                np.stack(column).reshape(rows, self.steps_per_epoch, -1).swapaxes(0, 1)
+                np.stack(column).reshape(len(members), self.steps_per_epoch, -1).swapaxes(0, 1)
                 for column in zip(*(taken[env] for env in members), strict=True)
             )
             home = self._split.dataset.train_x.device
@@ -356,6 +375,12 @@ class SharedBatchIterator:
                 )
             )
         return plans
+
+    def _envs_to_gather(self, number: int) -> list[int]:
+        """The env of each row that the batches of a group hold."""
+        group, rows = self.groups[number], self._gathered[number]
+        of_row = [*group, *[group[0]] * (self.rows[number] - len(group))]
+        return of_row if rows is None else [of_row[row] for row in rows]
 
     def state(self) -> dict[str, Any]:
         """The position and everything it depends on, as plain JSON values."""

@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "MissingCoalitionError",
             "Score",
             "ShapleyValue",
+            "most_coalitions",
             "required_coalitions",
         ),
     },

@@ -13,7 +13,13 @@ from typing import NamedTuple
 
 import torch
 
-from esper.kasmina.coalitions import MAX_EXHAUSTIVE, Coalition, all_coalitions, default_coalitions
+from esper.kasmina.coalitions import (
+    MAX_EXHAUSTIVE,
+    RANDOM_ORDERS,
+    Coalition,
+    all_coalitions,
+    default_coalitions,
+)
 from esper.leyline import EsperError, SlotIdError, allowed
 
 
@@ -51,6 +57,14 @@ def required_coalitions(
         *(committed | {slot} for slot in blended),
     }
     return sorted(wanted, key=lambda c: (len(c), sorted(c)))
+
+
+def most_coalitions(seeds: int) -> int:
+    """`required_coalitions` of this number of blended seeds are never more."""
+    if seeds <= MAX_EXHAUSTIVE:
+        return int(2**seeds)
+    none_and_all, committed, pairs = 2, seeds + 1, math.comb(seeds, 2)
+    return none_and_all + 2 * seeds + RANDOM_ORDERS * (seeds - 1) + pairs + committed
 
 
 @dataclass(frozen=True, slots=True)

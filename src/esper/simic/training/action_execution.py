@@ -6,6 +6,7 @@ in the masks is the same, so an unmasked action always executes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -32,7 +33,6 @@ from esper.leyline import (
     SlotConfig,
     TelemetryEvent,
     TelemetryEventType,
-    TimeLeft,
     TrainingSignals,
     blueprint_id,
     objective,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from esper.kasmina import NetworkRow
     from esper.kasmina.model import GrowingSlots
     from esper.simic.rewards import RewardComponentsTelemetry
+    from esper.simic.training.budgets import Budget
     from esper.simic.training.counterfactual_eval import Validation
     from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 
@@ -64,7 +65,6 @@ class ActionRules:
     root_seed: int
     max_epochs: int
     """The longest that an episode can last."""
-    steps_per_epoch: int
     epochs_needed: tuple[int, ...]
     """By tempo: epochs from a germination to the decision that makes the seed permanent."""
     task: str = ""
@@ -74,10 +74,6 @@ class ActionRules:
     rollback_reward: Callable[[int], RewardComponentsTelemetry] | None = None
     """Components of the penalty for a rollback, by env index. None charges the objective's price alone."""
 
-    def time_left(self, epoch: int) -> TimeLeft:
-        """After this many epochs."""
-        return TimeLeft.of_epochs(epoch, self.max_epochs, self.steps_per_epoch)
-
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
@@ -85,6 +81,7 @@ class ActionContext:
 
     rules: ActionRules
     groups: Sequence[EnvGroup]
+    budget: Budget
     validation: Validation
     """Measures a network again that was rolled back in its last epoch, before its episode is closed."""
     epoch: int
@@ -184,7 +181,7 @@ def execute_actions(
             indices,
             env.model.reports(),
             context.rules,
-            epochs_left=env.epochs_left(context.epoch),
+            epochs_left=env.planned.certain,
             val_loss=env.val_loss,
             val_accuracy=env.val_accuracy,
         )
@@ -206,7 +203,7 @@ def execute_actions(
         result.rewards.append(reward)
         result.components.append(paid)
         result.valid.append(not panicked)
-        env.done = env.epochs_left(context.epoch) == 0
+        env.done = env.is_last_epoch
         result.ended.append(env.done)
         if env.done:
             env_final_accs[env.env_idx] = env.val_accuracy
@@ -341,7 +338,7 @@ def _roll_back(
     env.rollbacks += 1
     env.last_op, env.last_success, env.last_measure = LifecycleOp.WAIT, False, None
     env.reset_lstm_hidden()
-    if env.epochs_left(context.epoch) == 0:
+    if env.is_last_epoch:
         context.validation.measure([group.only([env])], context.epoch)
     spec = replace(spec, op=LifecycleOp.WAIT)
     outcome = ActionOutcome(spec=spec, executed=False, effective_op=LifecycleOp.WAIT, records=records)
@@ -381,7 +378,7 @@ def _reward(
         RewardInputs(
             env_idx=env.env_idx,
             epoch=context.epoch,
-            max_epochs=env.max_epochs,
+            max_epochs=context.epoch + math.ceil(env.planned.time.epochs_left),
             outcome=outcome,
             before=before,
             after=after,
@@ -426,9 +423,10 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
             continue
         reports = env.model.reports()
         states = build_slot_states(stack_reports([reports], rules.slot_config))
+        ahead = context.budget.plan(env, context.epoch + 1)
         result.post_action_signals.append(
             env.signal_tracker.peek(
-                rules.time_left(context.epoch + 1),
+                ahead.time,
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,
@@ -440,7 +438,7 @@ def _look_ahead(context: ActionContext, result: ActionResult) -> None:
             compute_action_masks(
                 states,
                 rules.blueprint_mask,
-                epochs_left=env.epochs_left(context.epoch + 1),
+                epochs_left=ahead.certain,
                 epochs_needed=rules.epochs_needed,
                 max_seeds=rules.max_seeds,
             )

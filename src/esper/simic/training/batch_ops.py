@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.kasmina.optim import Criterion, GradientStats
 from esper.leyline import PolicyObservation, ReportArray, TrainingSignals
-from esper.simic.sensors import GrowthProbe, registered_sensors
+from esper.simic.sensors import GrowthProbe, SensedLanes, registered_sensors
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 from esper.tamiyo.features import batch_obs_to_features
 from esper.tamiyo.inputs import SENSORS, stack_inputs
@@ -25,14 +25,16 @@ from esper.tamiyo.inputs import SENSORS, stack_inputs
 def process_train_batch(
     group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False
 ) -> None:
-    """One optimizer step of every row. Inputs were copied on the default stream; the group's own stream
-    computes. With `sense`, the step also measures where growth would help; its result is the same."""
+    """One optimizer step of every row that trains, on a batch of the rows that the group has gathered. Inputs
+    were copied on the default stream; the group's own stream computes. With `sense`, the step also measures
+    where growth would help; its result is the same."""
     probe = GrowthProbe(group.extra_sensors) if sense else None
     group.await_transfer()
     with group.on_stream():
         if group.stream is not None:
             inputs.record_stream(group.stream)
             targets.record_stream(group.stream)
+        inputs, targets = group.of_lanes(inputs, targets)
         group.optimizer.zero_grad()
         with group.autocast():
             losses = group.model.losses(inputs, targets, criterion, probe=probe)
@@ -40,14 +42,22 @@ def process_train_batch(
         group.scaler.scale(losses.total()).backward()
         group.scaler.step(group.optimizer)
         group.scaler.update()
-        group.loss_sum += losses.main.detach()
-        group.correct += (losses.outputs.detach().argmax(-1) == targets).flatten(1).sum(1)
-        group.batches += 1
-        group.samples += targets[0].numel()
+        answers = targets[: len(losses.outputs)]  # padding comes last
+        correct = (losses.outputs.detach().argmax(-1) == answers).flatten(1).sum(1)
+        group.add(losses.main.detach(), correct, targets[0].numel())
         if probe is not None:
-            group.sensors = probe.read(
-                group.model, collect_gradient_telemetry_for_batch(group).host_norm, loss_scale=scale
-            ).named()
+            gradients = collect_gradient_telemetry_for_batch(group)
+            group.note(_read_sensors(group, probe, gradients.host_norm, scale), gradients)
+
+
+def _read_sensors(group: EnvGroup, probe: GrowthProbe, host_norm: Tensor, scale: float) -> dict[str, Tensor]:
+    """Sensors of the rows that took the step, [n, S] each."""
+    model, lanes = group.model, group.model.training_lanes
+    if lanes.rows is None:
+        return probe.read(model, host_norm, loss_scale=scale).named()
+    sensed = SensedLanes(lanes.count, model.layout, model.slot_config, model.host_params)
+    read = probe.read(sensed, host_norm.index_select(0, lanes.rows), loss_scale=scale).named()
+    return {name: values[: lanes.count - lanes.padding] for name, values in read.items()}
 
 
 def process_val_batch(
@@ -76,20 +86,22 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     results and gradients."""
     for group in groups:
         group.synchronize()
-    stats = [collect_gradient_telemetry_for_batch(group) for group in groups]
     tensors: list[Tensor] = []
-    for group, measured in zip(groups, stats, strict=True):
+    for group in groups:
+        sensed, measured = group.sensed()
         sums = torch.stack([group.loss_sum, group.correct])
-        tensors += [sums, measured.packed(), torch.stack(list(group.sensed().values()))]
+        tensors += [sums, measured.packed(), torch.stack(list(sensed.values()))]
     values = to_host(tensors)
-    for i, (group, measured) in enumerate(zip(groups, stats, strict=True)):
+    for i, group in enumerate(groups):
         (loss_sum, correct), gradients, sensors = values[3 * i : 3 * i + 3]
-        group.model.record_gradients(measured, gradients)
+        sensed, measured = group.sensed()
+        group.model.record_gradients(measured, gradients, rows=[env.row for env in group.active])
         for env in group.active:
-            env.sensors = {name: rows[env.row] for name, rows in zip(group.sensed(), sensors, strict=True)}
-            env.train_loss = loss_sum[env.row] / group.batches
+            steps = env.planned.steps
+            env.sensors = {name: rows[env.row] for name, rows in zip(sensed, sensors, strict=True)}
+            env.train_loss = loss_sum[env.row] / steps
             env.train_correct = round(correct[env.row])
-            env.train_total = group.samples
+            env.train_total = steps * (group.samples // group.batches)
 
 
 def batch_signals_to_features(

@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from esper.tamiyo.policy import RecurrentPolicy
 
 KIND = "run"
-VERSION = 4
+VERSION = 5
 """Of the checkpoint's format. Version 1, whose files carry no version, lacks the best policy. Seeds of
 version 2 have a target of their first alpha ramp. Version 3 lacks the names of the blueprints, and holds one
-task, all of whose episodes end together."""
+task, all of whose episodes end together. Version 4 lacks action values."""
 BEST = "best.safetensors"
 MAY_CHANGE = frozenset(
     {"rounds", "telemetry_dir", "telemetry", "checkpoint_every", "keep_last", "resume", "data_root"}
@@ -136,6 +136,8 @@ class EnvValues:
     val_total: Count
     episode_idx: Count
     max_epochs: Count
+    budget_steps: Count
+    flops: Count
     done: bool
     sensors: dict[str, list[float]]
     germinated: Count
@@ -194,6 +196,8 @@ class Header:
     policy: dict[str, Any]
     """Decoded by the policy, as is the teacher's by the teacher."""
     teacher: dict[str, Any] | None
+    planner: dict[str, Any] | None
+    """Its tensors have the prefix "planner."."""
     normalizer: RewardScaleState
     recorder: RecorderState
     round: RoundState | None
@@ -485,6 +489,10 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
     if trainer.agent is not None:
         agent_tensors, agent_meta = trainer.agent.state()
         tensors |= {f"agent.{name}": tensor for name, tensor in agent_tensors.items()}
+    planner_meta = None
+    if context.planner is not None:
+        planner_tensors, planner_meta = context.planner.state()
+        tensors |= {f"planner.{name}": tensor for name, tensor in planner_tensors.items()}
     meta = {
         "kind": KIND,
         "version": VERSION,
@@ -500,6 +508,7 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
         "best": {"score": best.score, "round_idx": best.round_idx},
         "policy": context.policy.state(),
         "teacher": None if context.teacher is None else context.teacher.state(),
+        "planner": planner_meta,
         "normalizer": context.normalizer.state_dict(),
         "recorder": trainer.recorder.state(),
         "round": _capture_round(trainer, tensors) if progress.epoch else None,
@@ -650,6 +659,10 @@ def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
             if header.teacher is None:
                 raise StructureError("field teacher is null, but this run has a teacher")
             context.teacher.load_state(header.teacher)
+        if context.planner is not None:
+            if header.planner is None:
+                raise StructureError("field planner is null, but this run has action values")
+            context.planner.load_state(_under(checkpoint.tensors, "planner."), header.planner)
         if header.round is not None:
             _restore_round(trainer, checkpoint.tensors, header.round)
     except EsperError as error:

@@ -29,6 +29,7 @@ from esper.leyline import (
     allowed,
 )
 from esper.leyline.errors import near
+from esper.simic.agent.plan_values import ValuesConfig
 from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.rewards import check_reward_mode, prices_size
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -129,7 +130,11 @@ class TrainingConfig:
     teacher_rounds: int = 0
     """Number of rounds in which the teacher decides and the policy imitates it."""
     teacher_updates: int = 4
-    """Number of updates from each round of the teacher."""
+    """Number of updates from each round of the teacher, or of action values."""
+    values_rounds: int = 0
+    """Number of first rounds in which action values, learned from J alone, choose what grows, and the policy
+    is taught the best plans. They need twins: 8 are usual."""
+    values: ValuesConfig = field(default_factory=ValuesConfig)
     heuristic: HeuristicConfig = field(default_factory=dict)  # type: ignore[assignment]
     """Thresholds of the heuristic, as policy and as teacher. Those that are not given are the tuned ones that
     ship for the task, if there are any; for several tasks they are the defaults."""
@@ -188,6 +193,13 @@ class TrainingConfig:
             yield (
                 f"teacher {self.teacher or 'none'} with teacher_rounds {self.teacher_rounds}: "
                 "set both or neither"
+            )
+        if self.values_rounds and self.teacher is not None:
+            yield f"values_rounds {self.values_rounds} with teacher {self.teacher}: one of them decides first"
+        if self.values_rounds and (self.policy != "ppo" or self.rollout_length is not None):
+            yield (
+                f"values_rounds {self.values_rounds} with policy {self.policy}, rollout_length "
+                f"{self.rollout_length or 'none'}; action values need policy ppo and whole episodes"
             )
         if self.teacher is not None and self.policy != "ppo":
             yield f"teacher with policy {self.policy}, which is not trained; allowed: ppo"
@@ -309,6 +321,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "updates_per_round": (1, 1_000),
     "teacher_rounds": (0, _ROUNDS),
     "teacher_updates": (1, 1_000),
+    "values_rounds": (0, _ROUNDS),
     "checkpoint_every": (0, _ROUNDS),
     "keep_last": (1, 1_000_000),
     "ppo.epochs": (1, 1_000),

@@ -73,17 +73,17 @@ class Validation:
 
 
 def plan_coalitions(group: EnvGroup, root_seed: int, epoch: int) -> dict[int, list[Coalition]]:
-    """The coalitions to evaluate for each env's row, enough for every attribution of its seeds. Above four
-    seeds their orders are sampled, from the env's own stream."""
-    wanted = {}
-    for env in group.active:
-        seed = stream_seed(root_seed, "sampling", env.episode_idx, env.world, epoch)
-        wanted[env.row] = required_coalitions(
-            blended_slots(group.model, env.row),
-            fossilized_slots(env),
-            torch.Generator().manual_seed(seed),
-        )
-    return wanted
+    """The coalitions to evaluate for each env's row."""
+    return {env.row: wanted_coalitions(env, root_seed, epoch) for env in group.active}
+
+
+def wanted_coalitions(env: ParallelEnvState, root_seed: int, epoch: int) -> list[Coalition]:
+    """The coalitions of one env, enough for every attribution of its seeds. Above four seeds their orders are
+    sampled, from the env's own stream."""
+    seed = stream_seed(root_seed, "sampling", env.episode_idx, env.world, epoch)
+    return required_coalitions(
+        blended_slots(env.model.model, env.row), fossilized_slots(env), torch.Generator().manual_seed(seed)
+    )
 
 
 def process_fused_val_batch(

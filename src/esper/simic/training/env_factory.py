@@ -138,10 +138,11 @@ def reset_group(group: EnvGroup, task: TaskSpec, *, root_seed: int, first_episod
     for env in group.envs:
         group.model.reset_row(env.row, stream_seed(root_seed, "init", first_episode, env.world))
         group.optimizer.forget_row(env.row)
-        task.prepare_row(
+        condition = task.prepare_row(
             group.model, group.optimizer, env.row, root_seed=root_seed, episode=first_episode, env=env.world
         )
         env.episode_idx, env.max_epochs, env.done = first_episode, task.episode_length, False
+        env.budget_steps, env.flops, env.plan = condition.budget_steps, 0, None
         env.germinated = env.fossilized = env.pruned = env.rollbacks = 0
         env.last_measure, env.coalitions, env.total_reward = None, None, 0.0
         env.last_op, env.last_success = LifecycleOp.WAIT, True
@@ -181,7 +182,6 @@ def action_rules(task: TaskSpec, *, root_seed: int, max_seeds: int = 0) -> Actio
         objective=task.objective,
         root_seed=root_seed,
         max_epochs=task.episode_length,
-        steps_per_epoch=task.steps_per_epoch,
         task=task.name,
         epochs_needed=epochs_needed(task),
         max_seeds=max_seeds,

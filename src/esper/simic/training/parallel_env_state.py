@@ -19,9 +19,11 @@ from esper.leyline import LIVE_STAGES, LifecycleOp, ObjectiveConfig, SeedStage, 
 
 if TYPE_CHECKING:
     from esper.kasmina import MorphogeneticModel, NetworkRow, OptimizerRow, PopulationOptimizer
+    from esper.kasmina.optim import GradientStats
     from esper.simic.attribution import CoalitionTable
     from esper.simic.contracts import EnvMeasure
     from esper.simic.sensors import Sensor
+    from esper.simic.training.budgets import EpochPlan
     from esper.tamiyo import SignalTracker
     from esper.tamiyo.inputs import Setting
     from esper.tolaria import TolariaGovernor
@@ -75,7 +77,13 @@ class ParallelEnvState:
 
     episode_idx: int = 0
     max_epochs: int = 0
-    """Number of epochs of its episode."""
+    """The most epochs that its episode can have."""
+    plan: EpochPlan | None = None
+    """The current epoch: its steps, and the time that is left after it. None before the first."""
+    budget_steps: int = 0
+    """Its budget of FLOPs, in training steps of the bare host; 0 where its budget counts epochs."""
+    flops: int = 0
+    """FLOPs charged until the end of the current epoch, where its budget counts them."""
     done: bool = False
     """Its episode is over: it takes no part in anything until the next round."""
     sensors: dict[str, list[float]] = field(default_factory=dict)
@@ -100,9 +108,16 @@ class ParallelEnvState:
     def row(self) -> int:
         return self.model.row
 
-    def epochs_left(self, epoch: int) -> int:
-        """Epochs after this one; 0 in its last."""
-        return self.max_epochs - epoch
+    @property
+    def planned(self) -> EpochPlan:
+        """The plan of the current epoch, which has begun."""
+        assert self.plan is not None, "an epoch is planned before it is trained"
+        return self.plan
+
+    @property
+    def is_last_epoch(self) -> bool:
+        """Whether the current epoch is the last of its episode."""
+        return self.planned.is_last
 
     @property
     def active_slot(self) -> str | None:
@@ -161,8 +176,12 @@ class EnvGroup:
     """Targets of one row seen this epoch."""
     extra_sensors: tuple[Sensor, ...] = ()
     """Registered sensors that are measured beside the built-in ones."""
+    gathered: list[int] | None = None
+    """Rows that this epoch's batches hold, padded; None: all."""
     sensors: dict[str, Tensor] | None = None
-    """Sensors of the epoch's last step by name, [P, S] each."""
+    """Sensors of each row's last step of the epoch by name, [P, S] each."""
+    gradients: GradientStats | None = None
+    """Gradients of each row's last step of the epoch."""
 
     def __post_init__(self) -> None:
         self.base_lr = (self.optimizer.host_lr.clone(), self.optimizer.seed_lr.clone())
@@ -179,27 +198,77 @@ class EnvGroup:
         group.envs = list(envs)
         return group
 
-    def begin_epoch(self, lr_factor: float = 1.0) -> None:
-        """Zero the accumulators and set this epoch's learning rates."""
+    def begin_epoch(self) -> None:
+        """Zero the accumulators and set this epoch's learning rates, as each env has planned. Those of an env
+        whose episode is over stay as they are."""
         self.zero_accumulators()
-        self.optimizer.host_lr, self.optimizer.seed_lr = (lr * lr_factor for lr in self.base_lr)
-        for env in self.envs:
-            env.learning_rate = env.base_learning_rate * lr_factor
+        factors = [math.nan] * self.model.population
+        for env in self.active:
+            factors[env.row] = env.planned.lr_factor
+            env.learning_rate = env.base_learning_rate * env.planned.lr_factor
+        factor = self.base_lr[0].new_tensor(factors)
+        now = self.optimizer.host_lr, self.optimizer.seed_lr
+        self.optimizer.host_lr, self.optimizer.seed_lr = (
+            torch.where(factor.isnan(), rate, base * factor)
+            for base, rate in zip(self.base_lr, now, strict=True)
+        )
         self.model.train()
 
     def zero_accumulators(self) -> None:
         self.loss_sum = torch.zeros(self.model.population, device=self.device)
         self.correct = torch.zeros(self.model.population, device=self.device)
         self.batches = self.samples = 0
-        self.sensors = None
+        self.sensors = self.gradients = None
         for env in self.active:
             env.zero_accumulators()
 
-    def sensed(self) -> dict[str, Tensor]:
-        """The epoch's sensors by name."""
+    def of_lanes(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of a batch that belongs to the lanes of a training pass."""
+        members = self.model.members
+        gathered = list(range(self.model.population)) if self.gathered is None else self.gathered
+        lanes = members if members == gathered else self.model.padded(members)
+        if lanes == gathered:
+            return inputs, targets
+        places = torch.tensor([gathered.index(row) for row in lanes], device=inputs.device)
+        return self.model.layout.take(inputs, len(gathered), places), targets.index_select(0, places)
+
+    def add(self, losses: Tensor, correct: Tensor, targets: int) -> None:
+        """Add a training step of the rows that took it: their losses and correct answers, [n] each, and the
+        number of answers of one row."""
+        rows = self.rows_that_train
+        if rows is None:
+            self.loss_sum += losses
+            self.correct += correct
+        else:
+            self.loss_sum.index_add_(0, rows, losses)
+            self.correct.index_add_(0, rows, correct.to(self.correct.dtype))
+        self.batches += 1
+        self.samples += targets
+
+    @property
+    def rows_that_train(self) -> Tensor | None:
+        """None: all rows."""
+        lanes = self.model.training_lanes
+        return None if lanes.rows is None else lanes.rows[: lanes.count - lanes.padding]
+
+    def note(self, sensors: dict[str, Tensor], gradients: GradientStats) -> None:
+        """Keep what a step has measured of the rows that took it; sensors are [n, S] each."""
+        rows = self.rows_that_train
+        if rows is None:
+            self.sensors, self.gradients = sensors, gradients
+            return
         if self.sensors is None:
+            shape = (self.model.population, self.model.slot_config.num_slots)
+            self.sensors = {name: values.new_full(shape, math.nan) for name, values in sensors.items()}
+        for name, values in sensors.items():
+            self.sensors[name].index_copy_(0, rows, values)
+        self.gradients = gradients if self.gradients is None else self.gradients.replaced(rows, gradients)
+
+    def sensed(self) -> tuple[dict[str, Tensor], GradientStats]:
+        """The epoch's sensors by name, and its gradients."""
+        if self.sensors is None or self.gradients is None:
             raise RuntimeError("growth sensors are measured by the last step of an epoch's training")
-        return self.sensors
+        return self.sensors, self.gradients
 
     def on_stream(self) -> AbstractContextManager[Any]:
         """Context in which kernels run on the group's stream."""

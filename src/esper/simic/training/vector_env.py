@@ -10,7 +10,7 @@ E envs, A of them with an episode that goes on, S slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -43,6 +43,7 @@ from esper.simic.training.batch_ops import (
     stack_sensors,
     to_host,
 )
+from esper.simic.training.budgets import make_budget
 from esper.simic.training.counterfactual_eval import Validation
 from esper.simic.training.env_factory import reset_group
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
@@ -100,6 +101,7 @@ class VectorEnv:
     ) -> None:
         self.task, self.groups, self.train, self.criterion = task, list(groups), train, criterion
         self.rules = rules
+        self.budget = make_budget(task, [group.model for group in groups], root_seed=rules.root_seed)
         size = min(len(split.val), EVALUATION_BATCH)
         self.validation = Validation(list(validation_batches(split, size)), criterion, rules.root_seed)
         self.final_validation = self.validation
@@ -131,18 +133,38 @@ class VectorEnv:
     # -- the phases ------------------------------------------------------------------------------------------
 
     def train_epoch(self, epoch: int, *, steps: int | None = None) -> None:
-        """One epoch of training of every population that has an env whose episode goes on. `steps` ends it
-        early; only the last epoch of an episode may be shorter than the others."""
-        factor = self.task.lr_factor(epoch)
+        """One epoch of training of every population that has an env whose episode goes on. Each env takes as
+        many steps as its budget allows. `steps` ends the epoch early for all; only the last epoch of an
+        episode may be shorter than the others."""
         running = [group for group in self.groups if group.active]
         for group in running:
-            group.begin_epoch(factor)
+            for env in group.active:
+                plan = self.budget.plan(env, epoch)
+                env.plan = plan if steps is None else replace(plan, steps=min(plan.steps, steps))
+                env.flops = plan.flops
+            group.begin_epoch()
+        self._gather()
         for step, batches in enumerate(islice(self.train, steps), 1):
-            sense = self.train.epoch_done or step == steps
             for group, batch in zip(self.groups, batches, strict=True):
-                if group.active:
-                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=sense)
+                taken = [env.planned.steps for env in group.active]
+                if max(taken, default=0) >= step:
+                    self._rest(group, step)
+                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=step in taken)
         finish_training(running)
+
+    def _gather(self) -> None:
+        """Let the epoch's batches hold the rows alone that train. Where all rows take the same steps, those
+        without an env train along."""
+        if self.task.budget == "flops":
+            for group in self.groups:
+                rows = [env.row for env in group.active]
+                group.gathered = group.model.padded(rows) if rows else []
+            self.train.gather([group.gathered for group in self.groups])
+
+    def _rest(self, group: EnvGroup, step: int) -> None:
+        """Let rows rest that take no further step of this epoch."""
+        if self.task.budget == "flops":
+            group.model.train_only([env.row for env in group.active if env.planned.steps >= step])
 
     def validate(self, epoch: int) -> None:
         """Evaluate every coalition of every env on the shared validation set. That of an env's last epoch may
@@ -151,7 +173,7 @@ class VectorEnv:
             groups = [
                 group.only(chosen)
                 for group in self.groups
-                if (chosen := [e for e in group.active if (e.epochs_left(epoch) == 0) is is_last])
+                if (chosen := [env for env in group.active if env.is_last_epoch is is_last])
             ]
             if groups:
                 validation.measure(groups, epoch)
@@ -162,10 +184,9 @@ class VectorEnv:
         envs = [self.envs[row] for row in rows]
         checked = {env.env_idx: env.governor.check_vital_signs(env.val_loss) for env in envs}
         panics = {env_idx: report for env_idx, report in checked.items() if report is not None}
-        time = self.rules.time_left(epoch)
         signals = [
             env.signal_tracker.update(
-                time,
+                env.planned.time,
                 train_loss=env.train_loss,
                 train_accuracy=env.train_accuracy,
                 val_loss=env.val_loss,
@@ -178,7 +199,7 @@ class VectorEnv:
         masks = compute_action_masks(
             build_slot_states(table),
             self.rules.blueprint_mask,
-            epochs_left=[env.epochs_left(epoch) for env in envs],
+            epochs_left=[env.planned.certain for env in envs],
             epochs_needed=self.rules.epochs_needed,
             max_seeds=self.rules.max_seeds,
         )
@@ -207,7 +228,13 @@ class VectorEnv:
         """Execute one action for each env that decides (indices in head order), tick the clock, and close the
         episodes whose last epoch this was."""
         context = ActionContext(
-            self.rules, self.groups, self.final_validation, seen.epoch, seen.panics, cut_after
+            self.rules,
+            self.groups,
+            self.budget,
+            self.final_validation,
+            seen.epoch,
+            seen.panics,
+            cut_after,
         )
         ledger = self.ledger
         result = execute_actions(

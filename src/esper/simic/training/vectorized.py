@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.amp as torch_amp
 
@@ -19,6 +20,7 @@ from esper.leyline import EsperError, PolicyProtocol, SlotConfig, allowed, strea
 from esper.nissa import RunDirectory, TelemetryError, TelemetryHub, get_hub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_split
 from esper.simic.agent.normalization import RewardNormalizer
+from esper.simic.agent.plan_values import PlanValueLearner
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
 from esper.simic.ranks import Ranks, current
@@ -37,6 +39,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
 from esper.simic.training.sharded_envs import RelayHub, ShardedEnvs, own_envs, own_populations
@@ -113,6 +116,12 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
         changes["gates"] = replace(task.gates, permissive=config.permissive_gates)
     if config.auto_forward_gates is not None:
         changes["pacing"] = replace(task.pacing, auto_forward_gates=frozenset(config.auto_forward_gates))
+    if task.budget == "flops" and config.episode_length is not None:
+        raise EsperError(
+            f"config: episode_length {config.episode_length} with task {task.name}, whose episodes end when "
+            "their FLOPs are spent; another budget is part of its name: "
+            f"{task.name.partition(':')[0]}:budget_steps=NUMBER"
+        )
     task = replace(task, incubation=config.incubation, **changes)
     if changes:
         task.check_memory()
@@ -226,6 +235,7 @@ def build_trainer(
             agent=agent,
             policy=agent.policy if agent is not None else build_policies(config, env),
             teacher=build_teachers(config, env),
+            planner=None if agent is None else build_planner(config, env, agent),
             rewards=rewards,
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
             recorder=recorder,
@@ -377,7 +387,7 @@ def build_agent(
             origin=stored.path,
         )
     steps = config.rollout_length or env.max_epochs
-    updates = max(config.rounds - config.teacher_rounds, 0) * config.updates_per_round
+    updates = max(config.rounds - config.teacher_rounds - config.values_rounds, 0) * config.updates_per_round
     ppo = config.ppo
     if not ppo.anneal_updates:
         rollouts = math.ceil(env.max_epochs / steps)
@@ -426,6 +436,30 @@ def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
         return Heuristic(config.heuristic, config.envs)
     path = shipped_schedules(task.name) if config.teacher == "schedule" else config.teacher
     return schedule_teacher(task, task_schedules(task, path), config.envs)
+
+
+def build_planner(config: TrainingConfig, env: TaskEnvs, agent: PPOAgent) -> PlanLearner | None:
+    """The learner of plans for the first rounds; None without such rounds."""
+    if not config.values_rounds:
+        return None
+    network = agent.policy.network
+    sizes = (network.architecture[name] for name in ("base_dim", "slot_dim", "quote_dim"))
+    spaces = [
+        PlanSpace(
+            envs=slice(i * config.envs, (i + 1) * config.envs),
+            slots=rules.slot_config.num_slots,
+            blueprints=tuple(int(index) for index in np.flatnonzero(rules.blueprint_mask)),
+            tempo=task.tempo,
+        )
+        for i, (task, rules) in enumerate(zip(env.roster.tasks, env.roster.rules, strict=True))
+    ]
+    return PlanLearner(
+        PlanValueLearner(config.values, *sizes, seed=config.seed),
+        spaces,
+        twins=config.twins,
+        num_slots=env.num_slots,
+        seen=(network.base_sight, network.slot_sight, network.quote_sight),
+    )
 
 
 def build_policies(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.checkpoint import CheckpointStore
     from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.plan_learner import PlanLearner
     from esper.simic.training.recording import RunRecorder
     from esper.simic.training.task_envs import Moment, StepRecord, TaskEnvs
 
@@ -55,6 +56,8 @@ class RunContext:
     policy: PolicyProtocol
     teacher: PolicyProtocol | None
     """Decides in the first rounds; the policy imitates it."""
+    planner: PlanLearner | None
+    """Decides in the first rounds and learns what plans are worth; the policy is taught the best ones."""
     rewards: Sequence[RewardEngine]
     """One for each task."""
     normalizer: RewardNormalizer
@@ -130,8 +133,8 @@ class VectorizedPPOTrainer:
                     seen = self.env.sense(epoch, self.device)
                     masks = map_tensors(seen.masks, self._to_device)
                 with self._timed("decide"):
-                    step = self._decide(seen, masks)
-                    actions = step.actions.cpu().tolist()
+                    step, played = self._decide(seen, masks)
+                    actions = played.cpu().tolist()
                 with self._timed("act"):
                     result = self.env.act(seen, actions, cut_after=epoch % self.rollout_length == 0)
                     record = self.env.record(seen, result)
@@ -163,6 +166,8 @@ class VectorizedPPOTrainer:
         self.context.policy.begin(self.num_envs)
         if self.context.teacher is not None:
             self.context.teacher.begin(self.num_envs)
+        if self.context.planner is not None:
+            self.context.planner.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
         self.decisions = Decisions.none()
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -175,6 +180,16 @@ class VectorizedPPOTrainer:
     def teacher(self) -> PolicyProtocol | None:
         """The teacher, if it decides in this round instead of the policy."""
         return self.context.teacher if self.progress.round_idx < self.config.teacher_rounds else None
+
+    @property
+    def planner(self) -> PlanLearner | None:
+        """The learner of plans, if it decides in this round instead of the policy."""
+        return self.context.planner if self.progress.round_idx < self.config.values_rounds else None
+
+    @property
+    def taught(self) -> bool:
+        """Whether the policy imitates in this round."""
+        return self.teacher is not None or self.planner is not None
 
     def set_rent(self) -> None:
         """Set the price of size in this round's rewards; policies see what is charged."""
@@ -198,7 +213,9 @@ class VectorizedPPOTrainer:
         self._check_ranks()
         summary = self._summary(self.env.ledger.outcomes)
         progress.history.append(summary)
-        if self.teacher is None and self.best.end_round(summary):
+        if self.planner is not None:
+            self.planner.finish(self.env.ledger.outcomes)
+        if not self.taught and self.best.end_round(summary):
             store = self.context.store
             if store is not None and self.context.ranks.is_first:
                 store.save_best(self.best)
@@ -244,18 +261,27 @@ class VectorizedPPOTrainer:
 
     # -- phases ----------------------------------------------------------------------------------------------
 
-    def _decide(self, seen: Moment, masks: ActionMasks) -> PolicyStep:
-        if self.agent is not None:
-            given = None if self.teacher is None else self.teacher.act(seen.obs, None, masks).actions
-            return self.agent.act(
-                seen.obs,
-                self.hidden,
-                masks,
-                uniforms=self._uniforms[:, seen.epoch - 1],
-                reset=self.reset,
-                given=given,
-            )
-        return self.context.policy.act(seen.obs, self.hidden, masks)
+    def _decide(self, seen: Moment, masks: ActionMasks) -> tuple[PolicyStep, Tensor]:
+        """The decision that is recorded, and the actions to execute: a planner explores plans that it does
+        not teach."""
+        if self.agent is None:
+            step = self.context.policy.act(seen.obs, self.hidden, masks)
+            return step, step.actions
+        given = played = None
+        if self.teacher is not None:
+            given = self.teacher.act(seen.obs, None, masks).actions
+        elif self.planner is not None:
+            lesson = self.planner.decide(seen.obs, masks)
+            given, played = lesson.taught, lesson.played
+        step = self.agent.act(
+            seen.obs,
+            self.hidden,
+            masks,
+            uniforms=self._uniforms[:, seen.epoch - 1],
+            reset=self.reset,
+            given=given,
+        )
+        return step, step.actions if played is None else played
 
     def _record(self, seen: Moment, masks: ActionMasks, step: PolicyStep, record: StepRecord) -> None:
         """Store one column of the rollout and update the round's counts. Penalties go to columns that are
@@ -300,7 +326,7 @@ class VectorizedPPOTrainer:
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
             last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx in cut], values[self._index(cut)])
-        imitate = self.teacher is not None
+        imitate = self.taught
         updates = self.config.teacher_updates if imitate else self.config.updates_per_round
         metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
         self.recorder.update(self.agent, metrics)

@@ -1,0 +1,113 @@
+"""Rounds that are played by plans: who plays what, what is learned from it, and exact resumption."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.leyline import EsperError, TempoAction
+from esper.simic.agent.plan_values import PlanValueLearner, ValuesConfig
+from esper.simic.training import vectorized
+from esper.simic.training.plan_learner import PlanLearner, PlanSpace, _without_replacement
+from run_helpers import assert_same_run, last_checkpoint, rows, train
+
+VALUES = {"envs": 8, "twins": 4, "values_rounds": 2, "rounds": 3, "values": {"steps": 3, "hidden": 8}}
+
+
+def planted(directory, round_idx: int) -> dict[int, tuple[tuple[int, str, str], ...]]:
+    """(epoch, slot, blueprint) of the germinations of each env."""
+    found: dict[int, list[tuple[int, str, str]]] = {}
+    for row in rows(directory, "steps"):
+        if row["round_idx"] == round_idx:
+            own = found.setdefault(row["env_id"], [])
+            if row["op"] == "GERMINATE":
+                own.append((row["epoch"], row["slot"], row["blueprint"]))
+    return {env: tuple(own) for env, own in found.items()}
+
+
+def test_twins_play_different_plans_and_the_first_grows_nothing(tmp_path) -> None:
+    train(tmp_path / "run", **VALUES)
+    for round_idx in (0, 1):
+        by_env = planted(tmp_path / "run", round_idx)
+        for group in (range(4), range(4, 8)):
+            mine = [by_env[env] for env in group]
+            assert mine[0] == ()
+            assert len(set(mine)) == 4
+            assert all(epoch == 1 + i for plan in mine for i, (epoch, *_) in enumerate(plan)), (
+                "one seed per epoch"
+            )
+
+
+def test_what_is_learned_is_the_difference_to_the_twin_that_grew_nothing(tmp_path) -> None:
+    _, history = train(tmp_path / "run", **VALUES)
+    tensors, _ = last_checkpoint(tmp_path / "run")
+    objective = torch.tensor([h.objectives for h in history[:2]]).view(2, 2, 4)
+    gain = (objective[..., 1:] - objective[..., :1]).flatten()
+    torch.testing.assert_close(tensors["planner.replay.gain"], gain)
+    assert tensors["planner.replay.world"].tolist() == [w for w in range(4) for _ in range(3)]
+
+
+def test_a_run_stopped_among_plans_goes_on_the_same(tmp_path, monkeypatch) -> None:
+    train(tmp_path / "straight", **VALUES)
+    for name, epochs in (("first", 3), ("second", 11)):
+        calls = iter([False] * epochs + [True])
+        monkeypatch.setattr(vectorized, "stop_requested", lambda calls=calls: next(calls, False))
+        train(tmp_path / name, **VALUES)
+        monkeypatch.undo()
+        train(tmp_path / name, **VALUES, resume="auto")
+        assert_same_run(tmp_path / "straight", tmp_path / name)
+
+
+def test_several_tasks_are_planned_each_with_its_own_slots_and_blueprints(tmp_path) -> None:
+    train(tmp_path / "run", **{**VALUES, "task": ("digits_impaired", "digits_mlp"), "rounds": 2})
+    by_env = planted(tmp_path / "run", 1)
+    assert len(by_env) == 16
+    kinds = [{b for env in envs for *_, b in by_env[env]} for envs in (range(8), range(8, 16))]
+    assert kinds[0] <= {"conv_light", "depthwise", "conv_small", "norm"}
+    assert all(kind.startswith(("mlp", "linear", "low_rank", "norm")) for kind in kinds[1]), kinds[1]
+
+
+def test_plans_are_given_without_replacement() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gains = torch.randn(3, 5, 9, generator=generator)
+    gains[:, :, 0] = 0
+    mean = gains.mean(0)
+    for informed in (False, True):
+        chosen = _without_replacement(gains, mean, 6, generator, informed=informed)
+        assert chosen.shape == (5, 6)
+        assert (chosen[:, 0] == 0).all()
+        assert all(len(set(row)) == 6 for row in chosen.tolist())
+    assert (chosen[:, 1] == mean[:, 1:].argmax(1) + 1).all()
+    with pytest.raises(EsperError, match="10 twins, but the task has only 9 plans"):
+        _without_replacement(gains, mean, 10, generator, informed=True)
+
+
+def test_too_many_plans_are_a_random_choice_with_nothing_first() -> None:
+    space = PlanSpace(slice(0, 8), slots=8, blueprints=(1, 3, 4), tempo=TempoAction.INSTANT)
+    plans = space.plans(9, torch.Generator().manual_seed(0))
+    assert plans.shape[1] == 9
+    assert 4000 < len(plans) <= 8192
+    assert (plans[0] == -1).all()
+    assert (plans[:, 8] == -1).all()
+    assert set(plans.unique().tolist()) == {-1, 1, 3, 4}
+    assert len(plans.unique(dim=0)) == len(plans)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"twins": 2}, "at least 3 are needed"),
+        ({"teacher": "heuristic", "teacher_rounds": 1}, "one of them decides first"),
+        ({"policy": "random"}, "action values need policy ppo"),
+        ({"values": {"members": 0}}, "members is 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(fields, words) -> None:
+    with pytest.raises(EsperError, match=words):
+        train(**{**VALUES, **fields})
+
+
+def test_twins_need_a_nothing_to_compare_with() -> None:
+    learner = PlanValueLearner(ValuesConfig(), 1, 1, 1, seed=0)
+    with pytest.raises(EsperError, match="values_rounds with twins 1"):
+        PlanLearner(learner, [], twins=1, num_slots=1, seen=(torch.ones(1),) * 3)
