@@ -53,6 +53,9 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
     [
         {},
         {"telemetry": {"level": "debug"}, "rollout_length": 2},
+        pytest.param(
+            {"task": "digits_flops:budget_steps=6", "episode_length": None}, marks=pytest.mark.slow
+        ),  # episodes end at different times
         pytest.param({"values_rounds": 1}, marks=pytest.mark.slow),
         pytest.param({"policy": "heuristic"}, marks=pytest.mark.slow),
         pytest.param({"policy": "random"}, marks=pytest.mark.slow),
@@ -61,8 +64,9 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
     ],
 )
 def test_two_ranks_give_what_one_process_gives(changes, tmp_path) -> None:
-    train(tmp_path / "one", **SEVERAL, **changes)
-    train_on(2, tmp_path / "two", **SEVERAL, **changes)
+    changes = SEVERAL | changes
+    train(tmp_path / "one", **changes)
+    train_on(2, tmp_path / "two", **changes)
     assert_same_run(tmp_path / "one", tmp_path / "two")
 
 
