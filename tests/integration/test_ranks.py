@@ -56,7 +56,9 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
         pytest.param(
             {"task": "digits_flops:budget_steps=6", "episode_length": None}, marks=pytest.mark.slow
         ),  # episodes end at different times
-        pytest.param({"values_rounds": 1}, marks=pytest.mark.slow),
+        pytest.param(
+            {"twins": 4, "values_rounds": 1, "values": {"steps": 3, "hidden": 8}}, marks=pytest.mark.slow
+        ),
         pytest.param({"policy": "heuristic"}, marks=pytest.mark.slow),
         pytest.param({"policy": "random"}, marks=pytest.mark.slow),
         pytest.param({"teacher": "heuristic", "teacher_rounds": 1}, marks=pytest.mark.slow),
