@@ -223,8 +223,8 @@ class PlanValueLearner:
         return torch.Generator().manual_seed(stream_seed(self.seed, "values", self.rounds, counter=purpose))
 
     def learn(self, sight: Sight, world: Tensor, plans: Tensor, gain: Tensor) -> float:
-        """Add a round of episodes and train on all of them; returns the mean squared error, in units of the
-        gains' own scale."""
+        """Add a round of episodes and train on all of them; returns the mean squared error, over the
+        variance of the gains."""
         generator, config = self.generator(1), self.config
         learns = torch.rand(len(gain), config.members, generator=generator) < config.share
         self.replay.add(sight, world, plans, gain, learns)

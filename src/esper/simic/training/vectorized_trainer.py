@@ -211,10 +211,11 @@ class VectorizedPPOTrainer:
     def _end_round(self) -> None:
         progress, decisions = self.progress, self.decisions
         self._check_ranks()
-        summary = self._summary(self.env.ledger.outcomes)
-        progress.history.append(summary)
+        outcomes = self.env.ledger.outcomes
+        summary = self._summary(outcomes)
         if self.planner is not None:
-            self.planner.finish(self.env.ledger.outcomes)
+            summary = replace(summary, **asdict(self.planner.finish(outcomes)))
+        progress.history.append(summary)
         if not self.taught and self.best.end_round(summary):
             store = self.context.store
             if store is not None and self.context.ranks.is_first:
