@@ -41,9 +41,9 @@ class ValuesConfig:
     batch: int = 128
     """Episodes in a training step."""
     lr: float = 1e-3
-    """Learning rate (AdamW)."""
+    """Learning rate of their optimizer, AdamW."""
     weight_decay: float = 0.01
-    """Weight decay (AdamW)."""
+    """Weight decay of their optimizer, AdamW."""
     share: float = 0.5
     """Share of the episodes that each member learns from, drawn for each member."""
 
