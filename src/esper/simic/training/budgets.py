@@ -2,7 +2,7 @@
 
 A network changes only between epochs, so what an epoch costs is known before it begins, and with it the step
 after which the budget is spent. An episode ends with the epoch in which that happens; this last epoch may be
-short. What is charged: training passes of host and seeds, incubation, the growth sensors, and every
+short. Epochs have equal numbers of steps or, with `even_epochs`, equal FLOPs. What is charged: training passes of host and seeds, incubation, the growth sensors, and every
 validation pass beyond one per epoch.
 """
 
@@ -84,6 +84,8 @@ class FlopsBudget:
         self.meter = FlopMeter(model)
         self.host_step = task.batch_size * self.meter.per_sample({})
         """FLOPs of a training step of the bare host, the unit of a budget."""
+        self._share = task.steps_per_epoch * self.host_step
+        """FLOPs of an epoch, where all cost the same."""
         self._sensors = task.batch_size * self.meter.sensors() if measures else 0
 
     def without_measuring(self) -> FlopsBudget:
@@ -94,12 +96,18 @@ class FlopsBudget:
         reports = env.model.reports()
         step = task.batch_size * self.meter.per_sample(reports)
         coalitions = self._beyond_one_pass(env, epoch)
-        steps = min(task.steps_per_epoch, -(-(total - env.flops) // step))
-        spent = env.flops + steps * step + self._sensors + task.val_size * coalitions
+        measuring = self._sensors + task.val_size * coalitions
+        if task.even_epochs:
+            due = min(epoch * self._share, total)
+            steps = max(-(-(due - env.flops - measuring) // step), 1)
+            whole_epoch = max(self._share, step + measuring)
+        else:
+            steps = min(task.steps_per_epoch, -(-(total - env.flops) // step))
+            whole_epoch = task.steps_per_epoch * step + measuring
+        spent = env.flops + steps * step + measuring
         left = max(total - spent, 0)
         if not left:  # the last epoch may be validated on more samples
             spent += max(task.final_val_size - task.val_size, 0) * coalitions
-        whole_epoch = task.steps_per_epoch * step + self._sensors + task.val_size * coalitions
         return EpochPlan(
             steps=steps,
             lr_factor=task.lr_factor_at(env.flops / total),
@@ -121,7 +129,12 @@ class FlopsBudget:
         """No epoch costs more after one more seed was planted."""
         task = self.task
         training, evaluation = self.meter.bound(env.model.reports(), task.blueprints, most_coalitions)
-        return task.steps_per_epoch * task.batch_size * training + self._sensors + task.val_size * evaluation
+        step, measuring = task.batch_size * training, self._sensors + task.val_size * evaluation
+        if not task.even_epochs:
+            return task.steps_per_epoch * step + measuring
+        # An epoch ends with the first step that reaches its share. Where one step and what is measured fit
+        # into a share, what was spent too much is made up for in the next epoch; otherwise it adds up.
+        return self._share if step + measuring <= self._share else self._share + step + measuring
 
 
 def make_budget(task: TaskSpec, models: Sequence[MorphogeneticModel], *, root_seed: int) -> Budget:

@@ -1,0 +1,166 @@
+"""Static networks at equal FLOPs: a ladder of them for each host, from the blueprints of its task; the best
+rung in hindsight; and successive halving, which looks for it within a budget.
+
+A rung is the host with seeds that are permanent from its first step on. Nobody decides for such networks, so
+nothing is measured or charged but training. All rungs of a network have the same initial weights of the host,
+and the same data in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.kasmina import FlopMeter
+from esper.leyline import AlphaAlgorithm, EpisodeOutcome, EsperError, check_number, objective, stream_seed
+from esper.proof.episodes import Fossil, Played
+from esper.runtime.data import test_batches, validation_batches
+from esper.runtime.tasks import TaskSpec, draw_condition
+from esper.simic.training.evaluation import open_env, split_of
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.vector_env import VectorEnv
+
+Array = npt.NDArray[np.float64]
+HALVING_EPOCHS = 2
+"""Epochs of the first round of successive halving. Each later round has twice as many as the one before."""
+ROWS = 64
+"""At most this many networks train as one population."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One static network of the ladder."""
+
+    name: str
+    """Which blueprint, and in which of the slots in execution order, from 1."""
+    fossils: tuple[Fossil, ...]
+
+
+def ladder(task: TaskSpec) -> tuple[Rung, ...]:
+    """Nothing; a light blueprint in each slot alone and in all; the same with a heavy one. Heavy is the
+    blueprint of the task that costs most FLOPs, light the first other one."""
+    meter = FlopMeter(task.build_model(1, [0]))
+    slots = [slot for slot in task.outline.execution_order() if slot in task.slots]
+    heavy = max(task.blueprints, key=lambda name: meter.bank(slots[0], name).training)
+    light = next((name for name in task.blueprints if name != heavy), None)
+    if light is None:
+        raise EsperError(f"task {task.name!r} offers {heavy} alone; a ladder needs two or more blueprints")
+    rungs = [Rung("nothing", ())]
+    for weight, blueprint in (("light", light), ("heavy", heavy)):
+        seeds = [Fossil(slot, blueprint, AlphaAlgorithm.ADD.name) for slot in slots]
+        rungs += [Rung(f"{weight} {place}", (seed,)) for place, seed in enumerate(seeds, 1)]
+        rungs.append(Rung(f"{weight} all", tuple(seeds)))
+    return tuple(rungs)
+
+
+def train_ladder(
+    task: TaskSpec,
+    networks: Sequence[int],
+    *,
+    root_seed: int,
+    rungs: Sequence[Rung] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[list[Played]]:
+    """The episodes of each rung, in the order of the networks' numbers. `advance` is called with the number
+    of networks that are done."""
+    rungs = ladder(task) if rungs is None else rungs
+    by_network: list[list[Played]] = []
+    for numbers in _parts(sorted(networks), len(rungs)):
+        env = _plant(task, numbers, rungs, root_seed)
+        for epoch in range(1, task.episode_length + 1):
+            _train(env, epoch)
+        played = _results(env, task, rungs)
+        by_network += [played[i : i + len(rungs)] for i in range(0, len(played), len(rungs))]
+        advance(len(played))
+    return [list(rung) for rung in zip(*by_network, strict=True)]
+
+
+def _parts(networks: Sequence[int], rungs: int) -> Iterator[Sequence[int]]:
+    """Networks whose rungs train as one population."""
+    size = max(1, ROWS // rungs)
+    for first in range(0, len(networks), size):
+        yield networks[first : first + size]
+
+
+def _plant(task: TaskSpec, networks: Sequence[int], rungs: Sequence[Rung], root_seed: int) -> VectorEnv:
+    """Fresh networks with the seeds of each rung, in one population: env `len(rungs)`·n + r is rung r of
+    network n."""
+    if task.budget != "flops":
+        raise EsperError(f"task {task.name!r} has a budget of {task.budget}; a ladder needs one of flops")
+    count = len(rungs)
+    numbers = [count * network + rung for network in networks for rung in range(count)]
+    rows = -(-len(numbers) // 8) * 8
+    env = open_env(task, numbers, root_seed=root_seed, rows=rows, twins=count)
+    env.budget = env.budget.without_measuring()
+    env.begin_round(0)
+    for member in env.envs:
+        seeds = rungs[member.number % count].fossils
+        for number, fossil in enumerate(seeds):
+            member.model.plant_fossil(
+                fossil.slot,
+                fossil.blueprint,
+                algorithm=AlphaAlgorithm[fossil.algorithm],
+                init_seed=stream_seed(root_seed, "germination", 0, member.world, number),
+            )
+        member.germinated = member.fossilized = len(seeds)
+    return env
+
+
+def _train(env: VectorEnv, epoch: int) -> None:
+    if not env.done:
+        env.train_epoch(epoch, sense=False)
+        for member in env.envs:
+            member.done = member.done or member.planned.is_last
+
+
+def _results(env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung]) -> list[Played]:
+    """Validation and test of every network as it is now, in env order."""
+    split = split_of(task, env.rules.root_seed)
+    validated = env.test(validation_batches(split, task.val_size, final=True))
+    tested = env.test(test_batches(split, task.val_size))
+    return [
+        _played(env, task, member, rungs[member.number % len(rungs)], accuracy, test)
+        for member, accuracy, test in zip(env.envs, validated, tested, strict=True)
+    ]
+
+
+def _played(
+    env: VectorEnv, task: TaskSpec, member: ParallelEnvState, rung: Rung, accuracy: float, test: float
+) -> Played:
+    added = member.model.total_params() - task.host_params
+    outcome = EpisodeOutcome(
+        env_id=member.world,
+        task=task.name,
+        episode_idx=0,
+        epochs=member.planned.time.epoch,
+        final_accuracy=accuracy,
+        committed_accuracy=accuracy,
+        objective=objective(
+            task.objective,
+            committed_accuracy=accuracy / 100.0,
+            added_params=added,
+            host_params=task.host_params,
+            wasted_seeds=0,
+            rollbacks=0,
+        ),
+        total_reward=0.0,
+        host_params=task.host_params,
+        added_params=added,
+        germinated=len(rung.fossils),
+        fossilized=len(rung.fossils),
+        pruned=0,
+        rollbacks=0,
+    )
+    root = env.rules.root_seed
+    return Played(
+        network=member.world,
+        outcome=outcome,
+        test_accuracy=test,
+        flops=member.flops,
+        condition=None if task.conditions is None else draw_condition(task, root, 0, member.world),
+        decisions=(),
+        fossils=rung.fossils,
+    )
