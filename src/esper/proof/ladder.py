@@ -62,20 +62,102 @@ def train_ladder(
     *,
     root_seed: int,
     rungs: Sequence[Rung] | None = None,
+    test_size: int | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[list[Played]]:
-    """The episodes of each rung, in the order of the networks' numbers. `advance` is called with the number
-    of networks that are done."""
+    """The episodes of each rung, in the order of the networks' numbers. They are tested on the first
+    `test_size` samples of the test part, by default on all. `advance` is called with the number of networks
+    that are done."""
     rungs = ladder(task) if rungs is None else rungs
     by_network: list[list[Played]] = []
     for numbers in _parts(sorted(networks), len(rungs)):
         env = _plant(task, numbers, rungs, root_seed)
         for epoch in range(1, task.episode_length + 1):
             _train(env, epoch)
-        played = _results(env, task, rungs)
+        played = _results(env, task, rungs, test_size)
         by_network += [played[i : i + len(rungs)] for i in range(0, len(played), len(rungs))]
         advance(len(played))
     return [list(rung) for rung in zip(*by_network, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class HalvingRound:
+    """One round of successive halving: so many rungs train for so many epochs, then the best ones stay."""
+
+    rungs: int
+    epochs: int
+
+
+def halving_rounds(rungs: int) -> tuple[HalvingRound, ...]:
+    """All rungs, then half of them for twice as long, down to two. Rounds cost about the same."""
+    rounds, epochs = [], HALVING_EPOCHS
+    while rungs > 1:
+        rounds.append(HalvingRound(rungs, epochs))
+        rungs, epochs = rungs // 2, 2 * epochs
+    return tuple(rounds)
+
+
+def halve(
+    task: TaskSpec,
+    networks: Sequence[int],
+    *,
+    root_seed: int,
+    budgets: int = 1,
+    rungs: Sequence[Rung] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[Played]:
+    """Successive halving over the ladder, for each network by itself, with the training FLOPs of `budgets`
+    networks in all. Rungs train at the same pace and are ranked by validation accuracy; the survivors go on,
+    and the winner gets what is left. The learning rate decays over what the winner gets. The result is the
+    winner, with the FLOPs of all rungs."""
+    check_number("halving", "budgets", budgets, low=1, integer=True)
+    rungs = ladder(task) if rungs is None else rungs
+    rounds, total = halving_rounds(len(rungs)), budgets * task.budget_steps
+    steps, left = divmod(total, sum(one.rungs * one.epochs for one in rounds))
+    if not steps:
+        raise EsperError(
+            f"halving: a budget of {total} steps of the bare host is too small for {len(rungs)} rungs; "
+            f"allowed: {total - left + sum(one.rungs * one.epochs for one in rounds)} or more"
+        )
+    paced = replace(
+        task,
+        steps_per_epoch=steps,
+        budget_steps=steps * sum(one.epochs for one in rounds) + left,
+        even_epochs=True,
+    )
+    winners: list[Played] = []
+    for numbers in _parts(sorted(networks), len(rungs)):
+        env = _plant(paced, numbers, rungs, root_seed)
+        winners += _halve(env, paced, rungs, rounds)
+        advance(len(numbers))
+    return winners
+
+
+def _halve(
+    env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung], rounds: Sequence[HalvingRound]
+) -> list[Played]:
+    """The winner of each network, in the order of their numbers."""
+    validation = validation_batches(split_of(task, env.rules.root_seed), task.val_size, final=True)
+    networks = [env.envs[i : i + len(rungs)] for i in range(0, len(env.envs), len(rungs))]
+    going = [list(members) for members in networks]
+    epoch = 0
+    for one in rounds:
+        for _ in range(one.epochs):
+            epoch += 1
+            _train(env, epoch)
+        accuracy = dict(zip((e.env_idx for e in env.envs), env.test(validation), strict=True))
+        for members in going:
+            members.sort(key=lambda member: (-accuracy[member.env_idx], member.number))
+            for member in members[one.rungs // 2 :]:
+                member.done = True
+            del members[one.rungs // 2 :]
+    for last in range(epoch + 1, task.episode_length + 1):
+        _train(env, last)
+    results = dict(zip((e.env_idx for e in env.envs), _results(env, task, rungs), strict=True))
+    return [
+        replace(results[winner.env_idx], flops=sum(member.flops for member in members))
+        for (winner,), members in zip(going, networks, strict=True)
+    ]
 
 
 def _parts(networks: Sequence[int], rungs: int) -> Iterator[Sequence[int]]:
@@ -116,11 +198,14 @@ def _train(env: VectorEnv, epoch: int) -> None:
             member.done = member.done or member.planned.is_last
 
 
-def _results(env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung]) -> list[Played]:
+def _results(
+    env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung], test_size: int | None = None
+) -> list[Played]:
     """Validation and test of every network as it is now, in env order."""
     split = split_of(task, env.rules.root_seed)
     validated = env.test(validation_batches(split, task.val_size, final=True))
-    tested = env.test(test_batches(split, task.val_size))
+    tests = test_batches(split, task.val_size)
+    tested = env.test(replace(tests, x=tests.x[:test_size], y=tests.y[:test_size]))
     return [
         _played(env, task, member, rungs[member.number % len(rungs)], accuracy, test)
         for member, accuracy, test in zip(env.envs, validated, tested, strict=True)
@@ -164,3 +249,13 @@ def _played(
         decisions=(),
         fossils=rung.fossils,
     )
+
+
+def hindsight(validation: Array) -> list[int]:
+    """The rung for each network that is best in the mean of the three networks that follow it, the first
+    after the last. Its own luck is not rewarded. `validation` is [rungs, networks]."""
+    networks = validation.shape[1]
+    if networks < 2:
+        raise EsperError(f"{networks} network; the best rung is chosen on others, so it takes two or more")
+    others = [[(n + i) % networks for i in range(1, min(networks, 4))] for n in range(networks)]
+    return [int(validation[:, chosen].mean(1).argmax()) for chosen in others]

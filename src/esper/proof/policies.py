@@ -13,7 +13,7 @@ from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep
 from esper.nissa import RunDirectory
 from esper.proof.episodes import Maker
 from esper.runtime.tasks import TaskSpec
-from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
+from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid, RecurrentPolicy
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import Hidden
 from esper.tamiyo.policy import action_uniforms, map_tensors
@@ -110,9 +110,15 @@ def simple_makers(task: TaskSpec, root_seed: int) -> dict[str, Maker]:
 
 def rule_makers(task: TaskSpec) -> dict[str, Maker]:
     """Rules of thumb about when to grow, by name. They plant the first blueprint of the task, last slot
-    first."""
+    first: at fixed parts of the horizon, on a plateau, or one seed per epoch from the first on."""
     offered = task.blueprints
+    order = [slot for slot in task.outline.execution_order() if slot in task.slots]
+    at_once = tuple(
+        Planting(1 + i, task.slots.index(slot), offered[0], tempo=task.tempo)
+        for i, slot in enumerate(reversed(order))
+    )
     return {
+        "last_slot_first": lambda networks: FixedSchedule([at_once] * len(networks)),
         "periodic": lambda networks: Periodic(len(networks), blueprints=offered),
         "plateau": lambda networks: Plateau(len(networks), blueprints=offered),
     }

@@ -1,5 +1,5 @@
-"""Families of worlds. A world is one drawn task: host, data, conditions, budget of FLOPs and prices follow from
-its number alone. Whether to grow, how much and where differs from world to world.
+"""Families of worlds. A world is one drawn task: host, data, conditions, budget of FLOPs and prices follow
+from its number alone. Whether to grow, how much and where differs from world to world.
 
 Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
 judged on the rest.
@@ -33,11 +33,11 @@ NOISE_CHANCE, LABEL_NOISES = 0.5, (0.05, 0.3)
 """Share of wrong labels: 0, or uniform with this probability."""
 RATES = (0.003, 0.03)
 """Learning rate of host and seeds, log-uniform."""
-WIDTHS, DEPTHS, KERNELS = (1, 2, 3, 4), (2, 3, 4), (1, 3)
+WIDTHS, DEPTHS, KERNELS = (1, 2, 3), (2, 3, 4), (1, 3)
 """Channels of the first block, number of blocks, and side of the host's kernels."""
-BUDGETS = (50, 1000)
-"""Training steps that the largest network can pay for, log-uniform. That is the one with the dearest blueprint
-in every slot."""
+BUDGETS = (40, 400)
+"""Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
+every slot."""
 EPOCHS = (16, 24)
 """Number of epochs, each followed by a decision. They cost equal FLOPs."""
 FREE_CHANCE, SIZE_PRICES, WASTE_PRICES = 0.2, (0.002, 0.05), (0.002, 0.05)
@@ -47,7 +47,7 @@ DEAREST = "residual"
 SLOTS, POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 3, 8, 32, 256, 512
 _POOLS = 3
 """Images of 8 pixels can be halved so often."""
-_SAMPLES = {"digits": 900, "mnist1d": 3488}
+_SAMPLES = {"digits": 835, "mnist1d": 3488}
 """Training samples beside those for validation, where these are few."""
 
 
@@ -186,5 +186,7 @@ def get_world(family: str, number: str) -> TaskSpec:
             )
         ]
         example = f"{family}:17"
-        raise EsperError(f"task {family}:{number}: {number!r} is no number of a world; {allowed(ranges)}; as in {example}")
+        raise EsperError(
+            f"task {family}:{number}: {number!r} is no number of a world; {allowed(ranges)}; as in {example}"
+        )
     return FAMILIES[family](int(number))

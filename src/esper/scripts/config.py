@@ -266,7 +266,9 @@ def tasks(arguments: Sequence[str]) -> None:
             str(task.population),
         )
     for family in FAMILIES:
-        table.add_row(f"{family}:NUMBER", "drawn", "drawn", str(SLOTS), f"{EPOCHS[0]} to {EPOCHS[1]}", str(POPULATION))
+        table.add_row(
+            f"{family}:NUMBER", "drawn", "drawn", str(SLOTS), f"{EPOCHS[0]} to {EPOCHS[1]}", str(POPULATION)
+        )
     Console(markup=False).print(table)
 
 

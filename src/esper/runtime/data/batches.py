@@ -30,8 +30,8 @@ SMALL_SET = 1 << 22
 """Up to this many pixels a grey dataset is kept normalised as float32: half the time per batch, four times
 the memory."""
 PLANNED_STEPS = 64
-"""Batches are drawn for this many steps at once, so that random numbers and transfers of indices are not paid in
-every step, and few are drawn in vain when the rows to gather change."""
+"""Batches are drawn for this many steps at once, so that random numbers and transfers of indices are not paid
+in every step, and few are drawn in vain when the rows to gather change."""
 # Counter 0 of the "condition" stream belongs to the task; these two draw the samples and the wrong labels.
 SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 

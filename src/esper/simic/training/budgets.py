@@ -2,8 +2,8 @@
 
 A network changes only between epochs, so what an epoch costs is known before it begins, and with it the step
 after which the budget is spent. An episode ends with the epoch in which that happens; this last epoch may be
-short. Epochs have equal numbers of steps or, with `even_epochs`, equal FLOPs. What is charged: training passes of host and seeds, incubation, the growth sensors, and every
-validation pass beyond one per epoch.
+short. Epochs have equal numbers of steps or, with `even_epochs`, equal FLOPs. What is charged: training
+passes of host and seeds, incubation, the growth sensors, and every validation pass beyond one per epoch.
 """
 
 from __future__ import annotations
@@ -75,13 +75,9 @@ class EpochBudget:
 class FlopsBudget:
     """A number of FLOPs, that of the env. It takes its next training step as long as it has spent less."""
 
-    def __init__(
-        self, task: TaskSpec, model: MorphogeneticModel, *, root_seed: int, measures: bool = True
-    ) -> None:
-        """`model` is one of the task's populations; only its architecture matters. Without `measures`,
-        sensors and coalitions cost nothing."""
-        self.task, self.model, self.root_seed, self.measures = task, model, root_seed, measures
-        self.meter = FlopMeter(model)
+    def __init__(self, task: TaskSpec, meter: FlopMeter, *, root_seed: int, measures: bool = True) -> None:
+        """`meter` counts networks of the task. Without `measures`, sensors and coalitions cost nothing."""
+        self.task, self.meter, self.root_seed, self.measures = task, meter, root_seed, measures
         self.host_step = task.batch_size * self.meter.per_sample({})
         """FLOPs of a training step of the bare host, the unit of a budget."""
         self._share = task.steps_per_epoch * self.host_step
@@ -89,7 +85,7 @@ class FlopsBudget:
         self._sensors = task.batch_size * self.meter.sensors() if measures else 0
 
     def without_measuring(self) -> FlopsBudget:
-        return FlopsBudget(self.task, self.model, root_seed=self.root_seed, measures=False)
+        return FlopsBudget(self.task, self.meter, root_seed=self.root_seed, measures=False)
 
     def plan(self, env: ParallelEnvState, epoch: int) -> EpochPlan:
         task, total = self.task, env.budget_steps * self.host_step
@@ -140,5 +136,5 @@ class FlopsBudget:
 def make_budget(task: TaskSpec, models: Sequence[MorphogeneticModel], *, root_seed: int) -> Budget:
     """The budget that the task asks for."""
     if task.budget == "flops":
-        return FlopsBudget(task, models[0], root_seed=root_seed)
+        return FlopsBudget(task, FlopMeter(models[0]), root_seed=root_seed)
     return EpochBudget(task)

@@ -43,9 +43,7 @@ def open_env(
         seed=root_seed,
         rows=[rows],
     )
-    group = create_env_group(
-        task, networks, population=rows, device="cpu", root_seed=root_seed, twins=twins
-    )
+    group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed, twins=twins)
     return VectorEnv(task, [group], batches, split, action_rules(task, root_seed=root_seed))
 
 
