@@ -24,6 +24,7 @@ COHORTS = [
     "heuristic",
     "periodic",
     "plateau",
+    "last_slot_first",
     "fixed_schedule",
     "schedule_final",
     "oracle",

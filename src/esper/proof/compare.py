@@ -303,6 +303,6 @@ def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | No
         },
         "episodes": played,
     }
-    if task.conditions is not None and LEARNED in played:
+    if task.conditions is not None and task.conditions.cripple_probability > 0 and LEARNED in played:
         result["growth_by_condition"] = growth_by_condition(task, played[LEARNED])
     return result

@@ -61,9 +61,8 @@ def grow(
     sample: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> Played:
-    """Train one network under a policy (by name or file, or heuristic, periodic, plateau,
-    random, wait) and keep it in a new or
-    empty directory. By default it is the network that `network_to_grow` chooses."""
+    """Train one network under a policy (by name or file, or heuristic, last_slot_first, periodic, plateau,
+    random, wait) and keep it in a new or empty directory. By default it is the network that `network_to_grow` chooses."""
     check_number("grow", "seed", root_seed, integer=True)
     if network is None:
         network = network_to_grow(task, root_seed)

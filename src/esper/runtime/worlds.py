@@ -31,11 +31,11 @@ TRAIN_SIZES = (100, 3200)
 """Number of training samples, log-uniform; at most what the dataset has beside its validation samples."""
 NOISE_CHANCE, LABEL_NOISES = 0.5, (0.05, 0.3)
 """Share of wrong labels: 0, or uniform with this probability."""
-RATES = (0.003, 0.03)
+RATES = (0.005, 0.05)
 """Learning rate of host and seeds, log-uniform."""
-WIDTHS, DEPTHS, KERNELS = (1, 2, 3), (2, 3, 4), (1, 3)
+WIDTHS, DEPTHS, KERNELS = (1, 2, 4), (2, 3, 4), (1, 3, 3)
 """Channels of the first block, number of blocks, and side of the host's kernels."""
-BUDGETS = (40, 400)
+BUDGETS = (20, 200)
 """Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
 every slot."""
 EPOCHS = (16, 24)
