@@ -54,7 +54,6 @@ def test_every_cohort_is_there(result):
         "heuristic",
         "periodic",
         "plateau",
-        "last_slot_first",
         "fixed_schedule",
         "schedule_final",
         "oracle",

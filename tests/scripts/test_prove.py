@@ -24,7 +24,6 @@ COHORTS = [
     "heuristic",
     "periodic",
     "plateau",
-    "last_slot_first",
     "fixed_schedule",
     "schedule_final",
     "oracle",

@@ -22,7 +22,7 @@ from esper.leyline import check_number
 from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
 from esper.proof.episodes import Fossil, Maker, Played, play
 from esper.proof.ladder import halve, hindsight, ladder, train_ladder
-from esper.proof.policies import Acting, rule_makers, simple_makers
+from esper.proof.policies import Acting, last_slot_first, rule_makers, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.evaluation import HELD_OUT
@@ -133,6 +133,7 @@ def prove(
             cohorts.add(name, make)
         _add_scheduled(cohorts, schedules)
         if task.budget == "flops":
+            cohorts.add("last_slot_first", last_slot_first(task))
             _add_ladder(cohorts)
     for policy in policies.values():
         cohorts.add(LEARNED, _acting(task, policy, config))

@@ -23,7 +23,7 @@ from esper.proof.episodes import Maker, Played, finish_round
 from esper.proof.policies import Acting, rule_makers, simple_makers
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
-from esper.simic.training.evaluation import populations, split_of
+from esper.simic.training.evaluation import open_env, split_of
 from esper.tamiyo.shipped import load_policy
 
 RECORD, PLAIN = "grown.json", "plain.pt2"
@@ -61,15 +61,16 @@ def grow(
     sample: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> Played:
-    """Train one network under a policy (by name or file, or heuristic, last_slot_first, periodic, plateau,
-    random, wait) and keep it in a new or empty directory. By default it is the network that `network_to_grow` chooses."""
+    """Train one network under a policy (by name or file, or heuristic, periodic, plateau,
+    random, wait) and keep it in a new or
+    empty directory. By default it is the network that `network_to_grow` chooses."""
     check_number("grow", "seed", root_seed, integer=True)
     if network is None:
         network = network_to_grow(task, root_seed)
     check_number("grow", "network", network, integer=True)
     directory = check_empty(Path(out))
     make = _maker(task, policy, root_seed, sample)
-    (env,) = populations(task, [network], root_seed=root_seed, size=1)
+    env = open_env(task, [network], root_seed=root_seed, rows=1)
     if policy == "wait":
         env.budget = env.budget.without_measuring()
     env.begin_round(0)

@@ -110,15 +110,20 @@ def simple_makers(task: TaskSpec, root_seed: int) -> dict[str, Maker]:
 
 def rule_makers(task: TaskSpec) -> dict[str, Maker]:
     """Rules of thumb about when to grow, by name. They plant the first blueprint of the task, last slot
-    first: at fixed parts of the horizon, on a plateau, or one seed per epoch from the first on."""
+    first."""
     offered = task.blueprints
-    order = [slot for slot in task.outline.execution_order() if slot in task.slots]
-    at_once = tuple(
-        Planting(1 + i, task.slots.index(slot), offered[0], tempo=task.tempo)
-        for i, slot in enumerate(reversed(order))
-    )
     return {
-        "last_slot_first": lambda networks: FixedSchedule([at_once] * len(networks)),
         "periodic": lambda networks: Periodic(len(networks), blueprints=offered),
         "plateau": lambda networks: Plateau(len(networks), blueprints=offered),
     }
+
+
+def last_slot_first(task: TaskSpec) -> Maker:
+    """Plants the first blueprint of the task in every slot, one per epoch from the first on, last slot
+    first."""
+    order = [slot for slot in task.outline.execution_order() if slot in task.slots]
+    schedule = tuple(
+        Planting(1 + i, task.slots.index(slot), task.blueprints[0], tempo=task.tempo)
+        for i, slot in enumerate(reversed(order))
+    )
+    return lambda networks: FixedSchedule([schedule] * len(networks))
