@@ -17,7 +17,7 @@ import numpy as np
 
 from esper.kasmina import FlopMeter
 from esper.kasmina.optim import OptimizerConfig
-from esper.leyline import AUTOMATIC_GATES, GateConfig, ObjectiveConfig, Pacing
+from esper.leyline import AUTOMATIC_GATES, GateConfig, ObjectiveConfig, Pacing, format_slot_id
 from esper.leyline.errors import EsperError, allowed
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import dataset_facts
@@ -35,7 +35,7 @@ RATES = (0.005, 0.05)
 """Learning rate of host and seeds, log-uniform."""
 WIDTHS, DEPTHS, KERNELS = (1, 2, 4), (2, 3, 4), (1, 3, 3)
 """Channels of the first block, number of blocks, and side of the host's kernels."""
-BUDGETS = (20, 200)
+BUDGETS = (25, 200)
 """Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
 every slot."""
 EPOCHS = (16, 24)
@@ -44,8 +44,10 @@ FREE_CHANCE, SIZE_PRICES, WASTE_PRICES = 0.2, (0.002, 0.05), (0.002, 0.05)
 """λ and κ: each is 0 with this probability, else log-uniform."""
 BLUEPRINTS = ("conv_light", "conv_small", "norm", "residual")
 DEAREST = "residual"
-SLOTS, POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 3, 8, 32, 256, 512
-_POOLS = 3
+SLOTS = 3
+"""Of all places after a block or its pooling, so many are drawn."""
+POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 8, 32, 128, 512
+POOLS = 3
 """Images of 8 pixels can be halved so often."""
 _SAMPLES = {"digits": 835, "mnist1d": 3488}
 """Training samples beside those for validation, where these are few."""
@@ -63,6 +65,8 @@ class World:
     width: int
     depth: int
     kernel: int
+    slots: tuple[str, ...]
+    """In row-major order, as tasks list them."""
     largest_steps: int
     """Its budget, in training steps of the largest network."""
     epochs: int
@@ -76,7 +80,9 @@ def draw_world(number: int) -> World:
     prices = ("size_free", "size_price", "waste_free", "waste_price")
     rng = np.random.default_rng(stream_seed(0, "world", number))
     drawn = dict(zip((*names, *prices), rng.random(len(names) + len(prices)).tolist(), strict=True))
-    dataset = _choose(DATASETS, drawn["data"])
+    dataset, depth = _choose(DATASETS, drawn["data"]), _choose(DEPTHS, drawn["depth"])
+    places = [(row, block) for row in (0, 1) for block in range(depth if row == 0 else min(depth, POOLS))]
+    slots = sorted(places[i] for i in rng.permutation(len(places))[:SLOTS])
     low, high = TRAIN_SIZES
     return World(
         number=number,
@@ -85,8 +91,9 @@ def draw_world(number: int) -> World:
         label_noise=_uniform(LABEL_NOISES, drawn["noise"]) if drawn["noisy"] < NOISE_CHANCE else 0.0,
         learning_rate=_log_uniform(RATES, drawn["rate"]),
         width=_choose(WIDTHS, drawn["width"]),
-        depth=_choose(DEPTHS, drawn["depth"]),
+        depth=depth,
         kernel=_choose(KERNELS, drawn["kernel"]),
+        slots=tuple(format_slot_id(row, block) for row, block in slots),
         largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
         epochs=_choose(range(EPOCHS[0], EPOCHS[1] + 1), drawn["epochs"]),
         size_price=_price(SIZE_PRICES, drawn["size_free"], drawn["size_price"]),
@@ -118,16 +125,15 @@ def small_world(number: int) -> TaskSpec:
     assert facts is not None, "datasets of worlds are built in"
     channels, height, size = facts.shape
     host = {"kind": "cnn", "blocks": world.depth, "base": world.width, "kernel": world.kernel}
-    host |= {"channels": channels, "size": size, "pools": min(world.depth, _POOLS)}
+    host |= {"channels": channels, "size": size, "pools": min(world.depth, POOLS)}
     if height == 1:
         host["height"] = 1
-    slots = ("r0c0", "r0c1", "r1c0") if world.depth == 2 else ("r0c0", "r0c1", f"r0c{world.depth - 1}")
 
     def task(steps_per_epoch: int) -> TaskSpec:
         return TaskSpec(
             name=f"worlds_small:{number}",
             host=host,
-            slots=slots,
+            slots=world.slots,
             dataset=world.dataset,
             batch_size=BATCH,
             steps_per_epoch=steps_per_epoch,
