@@ -17,7 +17,7 @@ from esper.proof.ladder import Rung, halve, halving_rounds, hindsight, ladder, t
 from esper.proof.policies import simple_makers
 from esper.runtime import get_task_spec
 from esper.runtime.data import validation_batches
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import ConditionSpace, TaskSpec
 from esper.simic.training.evaluation import open_env, split_of
 
 SIZES = "steps_per_epoch=6,batch_size=16,val_size=64,final_val_size=96,population=8,budget_steps=60"
@@ -162,9 +162,12 @@ def test_halving_keeps_the_best_half_after_each_round() -> None:
         assert winner.test_accuracy == reference[going[0]][network].test_accuracy
 
 
-def test_a_budget_too_small_for_halving_is_refused() -> None:
+def test_a_budget_that_halving_cannot_divide_is_refused() -> None:
     with pytest.raises(EsperError, match="49 steps of the bare host is too small for 9 rungs; allowed: 50"):
         halve(small(budget_steps=49), [0], root_seed=0)
+    drawn = small(conditions=ConditionSpace(cripple_probability=0.0, budgets=(60, 90)))
+    with pytest.raises(EsperError, match="draw budgets; allowed: one for all"):
+        halve(drawn, [0], root_seed=0)
 
 
 # -- the comparison ------------------------------------------------------------------------------------------

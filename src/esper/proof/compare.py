@@ -21,7 +21,7 @@ from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
 from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
 from esper.proof.episodes import Fossil, Maker, Played, play
-from esper.proof.ladder import halve, hindsight, ladder, train_ladder
+from esper.proof.ladder import BudgetError, halve, hindsight, ladder, train_ladder
 from esper.proof.policies import Acting, last_slot_first, rule_makers, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
@@ -186,8 +186,12 @@ def _add_ladder(cohorts: Cohorts) -> None:
     cohorts.played["ladder_hindsight"] = [best]
     for name, budgets in (("halving", 1), ("halving_8x", 8)):
         advance = cohorts.track(name, len(networks))
-        winners = halve(task, networks, root_seed=HELD_OUT, budgets=budgets, rungs=rungs, advance=advance)
-        cohorts.played[name] = [winners]
+        try:
+            winners = halve(task, networks, root_seed=HELD_OUT, budgets=budgets, rungs=rungs, advance=advance)
+        except BudgetError as error:
+            cohorts.absent[name] = str(error)
+        else:
+            cohorts.played[name] = [winners]
 
 
 def _add_equals(cohorts: Cohorts) -> None:

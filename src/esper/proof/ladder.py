@@ -30,6 +30,10 @@ ROWS = 64
 """At most this many networks train as one population."""
 
 
+class BudgetError(EsperError):
+    """A budget that successive halving cannot divide."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One static network of the ladder."""
@@ -111,11 +115,13 @@ def halve(
     and the winner gets what is left. The learning rate decays over what the winner gets. The result is the
     winner, with the FLOPs of all rungs."""
     check_number("halving", "budgets", budgets, low=1, integer=True)
+    if task.conditions is not None and task.conditions.budgets:
+        raise BudgetError(f"halving: networks of task {task.name!r} draw budgets; allowed: one for all")
     rungs = ladder(task) if rungs is None else rungs
     rounds, total = halving_rounds(len(rungs)), budgets * task.budget_steps
     steps, left = divmod(total, sum(one.rungs * one.epochs for one in rounds))
     if not steps:
-        raise EsperError(
+        raise BudgetError(
             f"halving: a budget of {total} steps of the bare host is too small for {len(rungs)} rungs; "
             f"allowed: {total - left + sum(one.rungs * one.epochs for one in rounds)} or more"
         )
