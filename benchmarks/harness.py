@@ -24,10 +24,14 @@ class Row:
     value: float | None
     goal: float | None = None
     skipped: str = ""
+    at_least: bool = False
+    """The goal is the smallest value that holds; otherwise the largest."""
 
     @property
     def held(self) -> bool:
-        return self.goal is None or self.value is None or self.value <= self.goal
+        if self.goal is None or self.value is None:
+            return True
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
 class Datasets:

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import attach, data, gym, kasmina, simic, system, tamiyo, web
+from benchmarks import attach, data, dist, gym, kasmina, simic, system, tamiyo, web
 from benchmarks.harness import Datasets, Row, interleave
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "system": system.rows,
     "attach": lambda _: attach.rows(),
     "gym": lambda _: gym.rows(),
+    "dist": lambda _: dist.rows(),
     "web": lambda _: web.rows(),
 }
 NOISE = 0.02
@@ -61,7 +62,7 @@ def verdict(row: Row, noisy: bool) -> str:
 def as_table(rows: Sequence[Row], noisy: bool) -> Table:
     table = Table("name", "value", "goal", "")
     for row in rows:
-        goal = "" if row.goal is None else f"≤ {row.goal}"
+        goal = "" if row.goal is None else f"{'≥' if row.at_least else '≤'} {row.goal}"
         table.add_row(row.name, figure(row), goal, verdict(row, noisy))
     return table
 

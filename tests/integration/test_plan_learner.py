@@ -9,7 +9,7 @@ from esper.leyline import EsperError, TempoAction
 from esper.simic.agent.plan_values import PlanValueLearner, ValuesConfig
 from esper.simic.training import vectorized
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace, _without_replacement
-from run_helpers import assert_same_run, last_checkpoint, rows, train
+from run_helpers import assert_same_run, last_checkpoint, rows, story, train
 
 VALUES = {"envs": 8, "twins": 4, "values_rounds": 2, "rounds": 3, "values": {"steps": 3, "hidden": 8}}
 
@@ -44,6 +44,13 @@ def test_what_is_learned_is_the_difference_to_the_twin_that_grew_nothing(tmp_pat
     objective = torch.tensor([h.objectives for h in history[:2]]).view(2, 2, 4)
     gain = (objective[..., 1:] - objective[..., :1]).flatten()
     torch.testing.assert_close(tensors["planner.replay.gain"], gain)
+    for summary, gains in zip(history[:2], gain.view(2, 2, 3), strict=True):
+        assert summary.plan_gain == pytest.approx(gains[:, 0].mean().item())
+        assert summary.explored_gain == pytest.approx(gains[:, 1:].mean().item())
+    assert history[2].plan_gain is None
+    ended = [event["data"] for event in story(tmp_path / "run") if event["event_type"] == "batch_completed"]
+    assert [event["plan_gain"] for event in ended] == [summary.plan_gain for summary in history]
+    assert [event["value_error"] is None for event in ended] == [False, False, True]
     assert tensors["planner.replay.world"].tolist() == [w for w in range(4) for _ in range(3)]
 
 

@@ -22,9 +22,9 @@ def test_fp16_scales_the_loss_of_a_single_network_and_resumes_with_its_scale(tmp
     scales = []
     begin = EnvGroup.begin_epoch
 
-    def look(group, factor=1.0):
+    def look(group):
         scales.append((group.scaler.is_enabled(), group.scaler.get_scale()))
-        begin(group, factor)
+        begin(group)
 
     monkeypatch.setattr(EnvGroup, "begin_epoch", look)
     small = {"amp": "fp16", "population": 1, "envs": 2, "task": "digits_baseline"}

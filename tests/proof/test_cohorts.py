@@ -15,7 +15,7 @@ from esper.proof import play
 from esper.proof.cohorts import at_equal_flops, oracle, priced, widened, with_fossils
 from esper.proof.episodes import Fossil
 from esper.runtime.tasks import ConditionSpace, draw_condition, get_task_spec, parse_task
-from esper.simic.training.evaluation import HELD_OUT, TRAINING, open_env, populations
+from esper.simic.training.evaluation import HELD_OUT, TRAINING, in_populations, open_env
 from esper.simic.training.probe import Probe, ProbePolicy, fit_probe, flat
 from esper.tamiyo import AlwaysWait, Planting
 from proof.worlds import IMPAIRED, SHIFT
@@ -176,7 +176,8 @@ def test_the_probe_is_the_ridge_solution():
     task = parse_task(SHIFT)
     probe = fit_probe(task, 16)
     seen = []
-    for env in populations(task, range(16), root_seed=TRAINING):
+    for networks in in_populations(range(16), task.population):
+        env = open_env(task, networks, root_seed=TRAINING, rows=task.population)
         env.begin_round(0)
         policy = AlwaysWait()
 

@@ -209,6 +209,14 @@ _BATCH_COMPLETED = (
     _map("objective_by_task", "J", "Mean objective J of each task."),
     _map("accuracy_by_task", "points", "avg_accuracy of each task."),
     _map("drop_by_task", "share", "accuracy_drop of each task."),
+    _up(
+        "plan_gain",
+        "J",
+        "Mean J of the plans that action values hold for the best, minus that of twins that grow nothing; "
+        "null in a round without action values.",
+    ),
+    _up("explored_gain", "J", "The same for the plans that explore: favourites of single members."),
+    _down("value_error", "share", "Mean squared error of the action values, over the variance of the gains."),
     Metric("learning_rate", "rate", "The policy's learning rate after the round."),
     Metric("entropy_coef", "coefficient", "The policy's entropy weight after the round."),
     integer("env_steps", "steps", "Number of env steps taken so far, over all envs."),

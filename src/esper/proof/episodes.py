@@ -15,7 +15,8 @@ from esper.kasmina import FlopMeter
 from esper.leyline import EpisodeOutcome, LifecycleOp, PolicyProtocol, SeedStage
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import Condition, TaskSpec, draw_condition
-from esper.simic.training.evaluation import populations, split_of
+from esper.simic.ranks import current, share_work
+from esper.simic.training.evaluation import in_populations, open_env, split_of
 from esper.simic.training.vector_env import VectorEnv
 
 Maker = Callable[[Sequence[int]], PolicyProtocol]
@@ -74,16 +75,62 @@ def play(
     """One episode of each network, in the order of their numbers. `plant` prepares fresh networks; the last
     epoch has `last_steps` training steps, by default as many as the others; `static` networks never grow, so
     their budget pays for training alone; `advance` is called with the number of env-steps as they finish, or
-    turn out not to be needed, of `task.episode_length` for each network."""
-    meter, played = FlopMeter(task.build_model(1, [0])), []
-    for env in populations(task, networks, root_seed=root_seed, size=population):
+    turn out not to be needed, of `task.episode_length` for each network. Several ranks share the populations,
+    and all get all results."""
+    job = Job(make_policy, networks)
+    (played,) = play_jobs(
+        task,
+        [job],
+        root_seed=root_seed,
+        population=population,
+        plant=plant,
+        last_steps=last_steps,
+        static=static,
+        advance=advance,
+    )
+    return played
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Networks that follow one policy."""
+
+    make_policy: Maker
+    networks: Sequence[int]
+
+
+def play_jobs(
+    task: TaskSpec,
+    jobs: Sequence[Job],
+    *,
+    root_seed: int,
+    population: int | None = None,
+    plant: Callable[[VectorEnv], None] | None = None,
+    last_steps: int | None = None,
+    static: bool = False,
+    advance: Callable[[int], None] | None = None,
+) -> list[list[Played]]:
+    """`play` for several jobs that do not depend on each other; the ranks share the populations of all."""
+    meter, ranks = FlopMeter(task.build_model(1, [0])), current()
+    size = population or task.population
+    pieces = [
+        (number, numbers) for number, job in enumerate(jobs) for numbers in in_populations(job.networks, size)
+    ]
+
+    def work(index: int) -> list[Played]:
+        number, networks = pieces[index]
+        env = open_env(task, networks, root_seed=root_seed, rows=size)
         if static:
             env.budget = env.budget.without_measuring()
         env.begin_round(0)
         if plant is not None:
             plant(env)
-        policy = make_policy([e.env_idx for e in env.envs])
-        played += finish_round(env, task, policy, meter, advance, last_steps=last_steps)
+        policy = jobs[number].make_policy([e.env_idx for e in env.envs])
+        return finish_round(env, task, policy, meter, advance, last_steps=last_steps)
+
+    played: list[list[Played]] = [[] for _ in jobs]
+    for (number, _), results in zip(pieces, share_work(len(pieces), work, ranks, "episodes"), strict=True):
+        played[number] += results
     return played
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, count, islice, product
 from statistics import fmean, stdev
 
@@ -26,7 +26,7 @@ from esper.leyline import (
     check_number,
     stream_seed,
 )
-from esper.proof.episodes import play
+from esper.proof.episodes import Job, play_jobs
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.training.evaluation import TRAINING
 from esper.simic.training.probe import patterns
@@ -153,8 +153,8 @@ def refine_schedules(
         advance = track(name, halves * search.size * task.episode_length // 2)
         for size in (max(2, search.size // 2), max(4, search.size)):
             networks = list(islice(fresh, size))
-            for plan in dict.fromkeys([winner.schedule, *plans, ()]):
-                used += search.measure(dict.fromkeys(networks, plan), advance)
+            compared = dict.fromkeys([winner.schedule, *plans, ()])
+            used += search.measure([dict.fromkeys(networks, plan) for plan in compared], advance)
             plans = search.ranked(plans, chances)[:quarter]
         ours, theirs = search.values[winner.schedule], search.values[plans[0]]
         gaps = [value - ours[network] for network, value in theirs.items()]
@@ -210,9 +210,10 @@ class _Search:
                 each = (episodes - self.size) // len(alive)
             together = max(1, self.size // each)
             networks = list(islice(fresh, each * together))
-            for at in range(0, len(alive), together):
-                used += self.measure(_assign(alive[at : at + together], networks, each), advance)
-            used += self.measure(dict.fromkeys(networks, ()), advance)
+            plans_of = [
+                _assign(alive[at : at + together], networks, each) for at in range(0, len(alive), together)
+            ]
+            used += self.measure([*plans_of, dict.fromkeys(networks, ())], advance)
             kept = 1 if rung == rungs - 1 else -(-len(alive) // KEEP)
             alive = sorted(self.ranked(alive, chances)[:kept], key=plans.index)
         return replace(self.result(alive[0], chances), env_steps=used)
@@ -231,18 +232,16 @@ class _Search:
             env_steps=0,
         )
 
-    def measure(self, plan_of: Mapping[int, Schedule], advance: Callable[[int], None]) -> int:
-        """Let each network follow its schedule, store its J, and return the number of env-steps."""
-        for played in play(
-            self.task,
-            lambda networks: FixedSchedule([plan_of[network] for network in networks]),
-            root_seed=self.root_seed,
-            networks=list(plan_of),
-            population=self.size,
-            advance=advance,
-        ):
-            self.values.setdefault(plan_of[played.network], {})[played.network] = played.outcome.objective
-        return len(plan_of) * self.task.episode_length
+    def measure(self, plans_of: Sequence[Mapping[int, Schedule]], advance: Callable[[int], None]) -> int:
+        """Let each network of each mapping follow its schedule, store its J, and return the number of
+        env-steps."""
+        jobs = [Job(partial(_following, plan_of), list(plan_of)) for plan_of in plans_of]
+        results = play_jobs(self.task, jobs, root_seed=self.root_seed, population=self.size, advance=advance)
+        for plan_of, episodes in zip(plans_of, results, strict=True):
+            for played in episodes:
+                plan = plan_of[played.network]
+                self.values.setdefault(plan, {})[played.network] = played.outcome.objective
+        return sum(map(len, plans_of)) * self.task.episode_length
 
     def gain(self, plan: Schedule, chances: Mapping[Pattern, float]) -> float:
         """Mean gain over not growing. If patterns are drawn, the means of the patterns are weighted by their
@@ -268,6 +267,10 @@ class _Search:
 
     def _with(self, pattern: Pattern, first: int) -> Iterator[int]:
         return (network for network in count(first) if self.pattern(network) == pattern)
+
+
+def _following(plan_of: Mapping[int, Schedule], networks: Sequence[int]) -> FixedSchedule:
+    return FixedSchedule([plan_of[network] for network in networks])
 
 
 def _assign(plans: Sequence[Schedule], networks: Sequence[int], each: int) -> dict[int, Schedule]:

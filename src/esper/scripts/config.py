@@ -49,6 +49,8 @@ SHORT_HELP = frozenset(
     }
 )
 """Settings that `--help` shows; `--help-all` shows all."""
+OTHER_FLAGS = ("--preset", "--config", "--import", "--processes")
+"""Flags that are no settings of the run."""
 FULL_NAME_ONLY = frozenset({"ppo.epochs", "ppo.bf16"})
 """`--epochs` would be taken for the length of an episode and `--bf16` for the networks' precision."""
 GRAMMAR = (
@@ -85,6 +87,8 @@ class Arguments:
     """YAML or JSON file with settings, for example the config.json of a run."""
     modules: Imports = ()
     """Python module to import first, for example one that registers a task."""
+    processes: int = 1
+    """Number of processes that train the networks on this machine. The results do not depend on it."""
 
 
 def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[TrainingConfig, dict[str, str]]:
@@ -104,7 +108,7 @@ def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[Traini
     )
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [name for path in LEAVES for name in flag_names(path)] + ["--preset", "--config", "--import"]
+        known = [name for path in LEAVES for name in flag_names(path)] + list(OTHER_FLAGS)
         suggestion = near(flag, known) if flag.startswith("--") else ""
         raise EsperError(f"unknown argument {shorten(unknown[0])}{suggestion}; --help-all lists all flags")
     flags = _given(given.settings)  # type: ignore[arg-type]  # the registry builds a mapping

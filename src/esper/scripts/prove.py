@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +36,8 @@ from esper.proof.search import Track, refine_schedules, search_schedules
 from esper.runtime.tasks import TaskSpec, parse_task
 from esper.scripts.cli import fail, import_modules
 from esper.scripts.karn import console, optional, reader
+from esper.scripts.launch import launch, take_processes
+from esper.simic.ranks import ALONE, Ranks, current, joined, telling
 from esper.simic.training.probe import task_schedules
 from esper.tamiyo import Schedules, load_policy, save_schedules, shipped_schedules
 
@@ -55,6 +57,7 @@ def prove(
     sample: bool = False,
     probe_networks: Annotated[int, tyro.conf.arg(name="probe-seeds", aliases=["--probe-networks"])] = 256,
     transfer: Annotated[tuple[str, ...], Several] = (),
+    processes: int = 1,
 ) -> None:
     """Compare policies with their rivals on held-out networks, which no training has used. The rivals are
     never growing, random growth, the heuristic, fixed schedules, and hosts of equal size or equal FLOPs. With
@@ -85,8 +88,10 @@ def prove(
             first epoch which blocks are crippled.
         transfer: Other tasks, such as digits_scale, on which the policies are compared without further
             training.
+        processes: Number of processes that share the work on this machine. The results do not depend on it.
     """
-    torch.set_num_threads(1)
+    assert processes == 1, "`main` has started the others"
+    ranks = current()
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
     config = ProofConfig(
         networks=networks, first_network=first_network, sample=sample, probe_networks=probe_networks
@@ -95,13 +100,17 @@ def prove(
     policies = {name: load_policy(name) for name in policy}
     if others and not policies:
         raise EsperError(f"--transfer {' '.join(transfer)} needs at least one --policy")
-    directory = writable(Path("runs") / f"prove-{spec.name.replace(':', '-')}" if out is None else out)
-    with bars() as track:
+    directory = Path("runs") / f"prove-{spec.name.replace(':', '-')}" if out is None else out
+    if ranks.is_first:
+        writable(directory)
+    with bars(ranks) as track:
         schedules = _schedules(spec, schedule, search, candidates, refine, directory, track)
         results = [
             compare(spec, policies, config, schedules=schedules, track=track),
             *(compare(other, policies, brief, track=track) for other in others),
         ]
+    if not ranks.is_first:
+        return
     for result in results:
         show(result)
     content = {"version": VERSION} | results[0] | {"transfer": results[1:], "page": sections(results)}
@@ -122,14 +131,17 @@ def _schedules(
 ) -> Schedules | None:
     """The schedules of a search, of the given file, or of the file that ships; None if there are none."""
     if budget:
-        place = path or directory / "schedule.json"
-        writable(place.parent)
+        place, is_first = path or directory / "schedule.json", current().is_first
+        if is_first:
+            writable(place.parent)
         schedules = search_schedules(task, budget, candidates=candidates, track=track)
         command = f"esper prove --task {task.name} --search {budget} --candidates {candidates}"
-        save_schedules(place, schedules, task.slots, command)
+        if is_first:
+            save_schedules(place, schedules, task.slots, command)
         if refine:
             schedules = refine_schedules(task, schedules, track=track)
-            save_schedules(place, schedules, task.slots, f"{command} --refine")
+            if is_first:
+                save_schedules(place, schedules, task.slots, f"{command} --refine")
         return schedules
     if refine:
         raise EsperError("--refine needs --search, whose winners it refines")
@@ -191,11 +203,15 @@ class Rate(ProgressColumn):
 
 
 @contextmanager
-def bars() -> Iterator[Track]:
-    """Progress of each part of the work in env-steps: a bar on a terminal, else a line for each tenth."""
+def bars(ranks: Ranks = ALONE) -> Iterator[Track]:
+    """Progress of each part of the work in env-steps: a bar on a terminal, else a line for each tenth. The
+    first rank takes the others to be as far as itself."""
     console = Console(stderr=True)
+    if not ranks.is_first:
+        yield lambda _name, _steps: lambda _more: None
+        return
     if not console.is_terminal:
-        yield _lines
+        yield lambda name, steps: _times(ranks.size, _lines(name, steps))
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -205,7 +221,13 @@ def bars() -> Iterator[Track]:
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        yield lambda name, steps: partial(progress.advance, progress.add_task(name, total=steps))
+        yield lambda name, steps: _times(
+            ranks.size, partial(progress.advance, progress.add_task(name, total=steps))
+        )
+
+
+def _times(size: int, advance: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda more: advance(size * more)
 
 
 def _lines(name: str, steps: int) -> Callable[[int], None]:
@@ -226,7 +248,29 @@ def _lines(name: str, steps: int) -> Callable[[int], None]:
     return advance
 
 
-main = task_command(prove)
+def _told(*arguments: Any, **options: Any) -> None:
+    """`prove`; the other ranks are told if it fails."""
+    with telling(current()):
+        prove(*arguments, **options)
+
+
+_command = task_command(wraps(prove)(_told))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    torch.set_num_threads(1)
+    try:
+        processes, remaining = take_processes(sys.argv[1:] if arguments is None else arguments)
+        if processes > 1:
+            return launch("esper.scripts.prove", remaining, processes)
+        with joined({"arguments": " ".join(remaining)}) as ranks:
+            code = _command(remaining)
+            if code:
+                ranks.reported()
+            return code
+    except EsperError as error:
+        return fail(error)
+
 
 if __name__ == "__main__":
     sys.exit(main())

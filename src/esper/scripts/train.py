@@ -27,7 +27,9 @@ from esper.nissa import get_hub
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail, printable
 from esper.scripts.config import parse
-from esper.simic.training.config import TrainingConfig
+from esper.scripts.launch import launch, take_processes
+from esper.simic.ranks import Ranks, joined, restarted
+from esper.simic.training.config import TrainingConfig, flatten
 
 if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary, TaskSummary
@@ -100,7 +102,7 @@ class ProgressOutput:
 
 
 @contextmanager
-def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
+def stop_on_signals(request_stop: Callable[[], None], *, announce: bool = True) -> Iterator[list[int]]:
     """The first SIGINT or SIGTERM asks the run to stop; the second one ends the process. Yields the list of
     received signals."""
     caught: list[int] = []
@@ -109,8 +111,8 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Iterator[list[int]]:
         caught.append(number)
         request_stop()
         signal.signal(number, before[number])
-        # print is not safe in a signal handler
-        os.write(2, b"stopping after this epoch; send the signal again to stop at once\n")
+        if announce:  # print is not safe in a signal handler
+            os.write(2, b"stopping after this epoch; send the signal again to stop at once\n")
 
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -221,27 +223,32 @@ def show_comparison(result: ABResult) -> None:
     console.print(result.covers, highlight=False)
 
 
-def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
-    """Train, show the results and return the exit code."""
-    from esper.simic.training import dual_ab, vectorized
+def run(config: TrainingConfig, arguments: Sequence[str], ranks: Ranks) -> int:
+    """Train, show the results and return the exit code. Only the first rank shows anything."""
+    from esper.simic.training import vectorized
 
-    progress = ProgressOutput(Console(stderr=True), config.rounds)
-    try:
-        with stop_on_signals(vectorized.request_stop) as caught, get_hub().attached(progress):
-            if config.ab_reward_modes:
-                result = dual_ab.train_dual_ab(**config.to_train_kwargs())
+    with stop_on_signals(vectorized.request_stop, announce=ranks.is_first) as caught:
+        progress = ProgressOutput(Console(stderr=True), config.rounds)
+        try:
+            with get_hub().attached(*([progress] if ranks.is_first else [])):
+                history, comparison = train(config)
+        except EsperError as error:
+            if ranks.fail(str(error)):
+                return FAILED
+            fail(error)
+            if not progress.started and ranks.is_first:  # nothing was run, so the input is the reason
+                code = BAD_INPUT
             else:
-                _, history = vectorized.train_ppo_vectorized(**config.to_train_kwargs())
-    except EsperError as error:
-        fail(error)
-        if not progress.started:  # nothing was run, so the input is the reason
-            return BAD_INPUT
-        place = f"; its records are in {printable(config.telemetry_dir)}" if config.telemetry_dir else ""
-        print(f"the run failed{place}", file=sys.stderr)
-        return FAILED
-    if config.ab_reward_modes:
-        show_comparison(result)
-        complete = not result.stopped
+                place = config.telemetry_dir and f"; its records are in {printable(config.telemetry_dir)}"
+                print(f"the run failed{place or ''}", file=sys.stderr)
+                code = FAILED
+            ranks.reported()
+            return code
+    if not ranks.is_first:
+        return 128 + caught[0] if caught else DONE
+    if comparison is not None:
+        show_comparison(comparison)
+        complete = not comparison.stopped
     else:
         if history:
             show_results(history)
@@ -259,22 +266,47 @@ def run(config: TrainingConfig, arguments: Sequence[str]) -> int:
     return 128 + caught[0]
 
 
+def train(config: TrainingConfig) -> tuple[list[BatchSummary], ABResult | None]:
+    """The history of a run, or the comparison of reward modes."""
+    from esper.simic.training import dual_ab, vectorized
+
+    if config.ab_reward_modes:
+        return [], dual_ab.train_dual_ab(**config.to_train_kwargs())
+    return vectorized.train_ppo_vectorized(**config.to_train_kwargs())[1], None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    directory = None
     try:
-        config, origins = parse("esper train", DESCRIPTION, given)
-        check_memory(config, [get_task_spec(name) for name in config.tasks])
-        if config.telemetry_dir is not None or origins["telemetry_dir"] == "default":
-            directory = run_directory(config)
+        processes, remaining = take_processes(given)
+        config, origins = parse("esper train", DESCRIPTION, remaining)
+        tasks = [get_task_spec(name) for name in config.tasks]
+        check_memory(config, tasks)
+        if processes > 1:
+            return launch("esper.scripts.train", remaining, processes)
+        settings = flatten(config.to_json(), "config")
+        with joined({name: value for name, value in settings.items() if name not in LOCAL}) as ranks:
+            return _main(config, remaining, ranks, records=origins["telemetry_dir"] == "default")
     except EsperError as error:
         return fail(error)
+
+
+LOCAL = {"telemetry_dir", "data_root"}
+"""Settings in which ranks may differ: the first one's directory is used, and each reads its own data."""
+
+
+def _main(config: TrainingConfig, given: Sequence[str], ranks: Ranks, *, records: bool) -> int:
+    """`records`: the run is recorded, in a new directory if none is named."""
+    if restarted() and config.telemetry_dir is not None and config.resume is None:
+        config = config.replace(resume="auto")
+    directory = None
+    if ranks.is_first and (config.telemetry_dir is not None or records):
+        directory = run_directory(config)
     made_here = directory is not None and config.telemetry_dir is None
-    if directory is not None:
-        config = config.replace(telemetry_dir=str(directory))
+    place = ranks.from_first(None if directory is None else str(directory), "run directory")
     try:
-        return run(config, given)
+        return run(config.replace(telemetry_dir=place), given, ranks)
     finally:
         if made_here and directory is not None:
             with suppress(OSError):

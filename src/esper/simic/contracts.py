@@ -132,5 +132,11 @@ class BatchSummary:
     """J of each env."""
     by_task: Mapping[str, TaskSummary] = field(default_factory=dict)
     """The same figures for the envs of each task."""
+    plan_gain: float | None = None
+    """J of the plans that action values held for the best, above growing nothing; None in a round without
+    them, as the next two."""
+    explored_gain: float | None = None
+    """The same for the plans that explored."""
+    value_error: float | None = None
     action_counts: Mapping[str, int] = field(default_factory=dict)
     action_successes: Mapping[str, int] = field(default_factory=dict)

@@ -67,6 +67,14 @@ RUN: Sequence[dict[str, Any]] = (
             band=("spread/low", "spread/high"),
         ),
         lines(
+            "What plans are worth",
+            "(J above twins that grow nothing) Plans that action values hold for the best, and plans that "
+            "explore.",
+            "rounds/plan_gain",
+            "rounds/explored_gain",
+            optional=True,
+        ),
+        lines(
             "Accuracy",
             "(points) At the last epoch with all blended seeds and with fossilized seeds only, and the mean "
             "over all epochs.",

@@ -41,9 +41,9 @@ class ValuesConfig:
     batch: int = 128
     """Episodes in a training step."""
     lr: float = 1e-3
-    """Learning rate (AdamW)."""
+    """Learning rate of their optimizer, AdamW."""
     weight_decay: float = 0.01
-    """Weight decay (AdamW)."""
+    """Weight decay of their optimizer, AdamW."""
     share: float = 0.5
     """Share of the episodes that each member learns from, drawn for each member."""
 
@@ -223,8 +223,8 @@ class PlanValueLearner:
         return torch.Generator().manual_seed(stream_seed(self.seed, "values", self.rounds, counter=purpose))
 
     def learn(self, sight: Sight, world: Tensor, plans: Tensor, gain: Tensor) -> float:
-        """Add a round of episodes and train on all of them; returns the mean squared error, in units of the
-        gains' own scale."""
+        """Add a round of episodes and train on all of them; returns the mean squared error, over the
+        variance of the gains."""
         generator, config = self.generator(1), self.config
         learns = torch.rand(len(gain), config.members, generator=generator) < config.share
         self.replay.add(sight, world, plans, gain, learns)

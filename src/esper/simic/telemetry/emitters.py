@@ -90,6 +90,9 @@ def emit_batch_completed(
     objective_by_task: Mapping[str, float] | None = None,
     accuracy_by_task: Mapping[str, float] | None = None,
     baseline_by_task: Mapping[str, float] | None = None,
+    plan_gain: float | None = None,
+    explored_gain: float | None = None,
+    value_error: float | None = None,
 ) -> None:
     """End a round, after all its other events. `baseline_accuracy` is the mean of earlier rounds. With
     `baseline_by_task` every task is compared with its own."""
@@ -128,6 +131,9 @@ def emit_batch_completed(
             "objective_by_task": objective_by_task,
             "accuracy_by_task": accuracy_by_task,
             "drop_by_task": drops or None,
+            "plan_gain": plan_gain,
+            "explored_gain": explored_gain,
+            "value_error": value_error,
             "learning_rate": learning_rate,
             "entropy_coef": entropy_coef,
             "env_steps": env_steps,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,6 +35,7 @@ from esper.simic.training.vector_env import Ledger
 from esper.tolaria.governor import GovernorState
 
 if TYPE_CHECKING:
+    from esper.simic.rewards import RewardEngine
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
     from esper.simic.training.vectorized_trainer import Decisions, VectorizedPPOTrainer
@@ -219,6 +221,15 @@ class Checkpoint:
         """The agent's own tensors, by the names that it gave them."""
         return _under(self.tensors, "agent.")
 
+    def part(self, envs: Collection[int]) -> Checkpoint:
+        """The checkpoint with the networks of these envs only."""
+        tensors = {
+            name: tensor
+            for name, tensor in self.tensors.items()
+            if not name.startswith("env.") or int(name.split(".")[1]) in envs
+        }
+        return replace(self, tensors=tensors)
+
 
 # -- the best policy -----------------------------------------------------------------------------------------
 
@@ -283,11 +294,14 @@ class CheckpointStore:
 
     def save(self, trainer: VectorizedPPOTrainer, *, announce: bool) -> Path:
         """Write a checkpoint and delete those that are too old. A checkpoint that a stop request caused is
-        not announced, so that the log of the resumed run has no trace of it."""
+        not announced, so that the log of the resumed run has no trace of it. All ranks call this; the first
+        one writes."""
         progress = trainer.progress
         path = self.directory / _name(progress.round_idx, progress.epoch)
         trainer.recorder.hub.flush()  # first: the checkpoint relies on the events before it
         tensors, meta = capture(trainer)
+        if not trainer.context.ranks.is_first:
+            return path
         try:
             write_archive(path, tensors, meta | {"announced": announce})
         except OSError as error:
@@ -467,7 +481,8 @@ def start_over(config: TrainingConfig, directory: Path) -> RunDirectory:
 
 
 def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header of the run as it stands."""
+    """The tensors and the header of the run as it stands. All ranks call this; the result is complete on the
+    first."""
     progress, context, best = trainer.progress, trainer.context, trainer.best
     tensors = best.tensors(within_round=progress.epoch > 0)
     agent_meta = None
@@ -501,19 +516,90 @@ def capture(trainer: VectorizedPPOTrainer) -> tuple[dict[str, Tensor], dict[str,
     return tensors, _packed(meta)
 
 
+@dataclass(frozen=True, slots=True)
+class _RankState:
+    """What one rank knows of an unfinished round. Keys are a task's number, then those within the task."""
+
+    tensors: dict[str, Tensor]
+    envs: list[dict[str, Any]]
+    data: dict[int, tuple[list[int], dict[str, Any]]]
+    """The numbers of the envs in the order of the batches, and the position."""
+    rewards: dict[int, dict[int, Any]]
+    scalers: dict[tuple[int, int], dict[str, Any]]
+    """By task and population."""
+
+
+_DATA_BY_ENV = ("envs", "train_size", "label_noise")
+"""The parts of a data position that have one value for each env."""
+
+
 def _capture_round(trainer: VectorizedPPOTrainer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    env = trainer.env
     if trainer.hidden is not None:
         tensors |= {"hidden.h": trainer.hidden[0], "hidden.c": trainer.hidden[1]}
     tensors["reset"] = trainer.reset
+    ranks = trainer.context.ranks.gather(_capture_rank(trainer), "networks")
+    for state in ranks:
+        tensors |= state.tensors
+    scalers = {key: scaler for state in ranks for key, scaler in state.scalers.items()}
+    envs = [env for state in ranks for env in state.envs]
+    tasks = range(len(trainer.env.tasks))
     return {
-        "data": [part.train.state() for part in env.parts],
-        "rewards": [rewards.state() for rewards in trainer.context.rewards],
+        "data": [_merged_data([s.data[task] for s in ranks if task in s.data]) for task in tasks if ranks],
+        "rewards": [
+            _merged_rewards(engine, [state.rewards.get(task, {}) for state in ranks])
+            for task, engine in enumerate(trainer.context.rewards)
+        ],
         "decisions": _decided(trainer.decisions),
-        "ledger": asdict(env.ledger),
-        "scalers": [group.scaler.state_dict() for group in env.groups],
-        "envs": [_capture_env(group, member, tensors) for group in env.groups for member in group.envs],
+        "ledger": asdict(trainer.env.ledger),
+        "scalers": [scalers[key] for key in sorted(scalers)],
+        "envs": sorted(envs, key=itemgetter("env_idx")),
     }
+
+
+def _capture_rank(trainer: VectorizedPPOTrainer) -> _RankState:
+    """The envs of this rank."""
+    env, state = trainer.env, _RankState({}, [], {}, {}, {})
+    for part in env.parts:
+        task = env.tasks.index(part.task.name)
+        memories = trainer.context.rewards[task].state()["envs"]
+        members = [member for group in part.groups for member in group.envs]
+        numbers = [member.number for member in members]
+        state.data[task] = (numbers, part.train.state())
+        state.rewards[task] = {number: memories[number] for number in numbers}
+        for group in part.groups:
+            state.scalers[task, _population_of(group)] = group.scaler.state_dict()
+            state.envs.extend(_capture_env(group, member, state.tensors) for member in group.envs)
+    return state
+
+
+def _population_of(group: EnvGroup) -> int:
+    """The group's number within its task."""
+    return group.envs[0].number // group.model.population
+
+
+def _merged_data(parts: Sequence[tuple[list[int], dict[str, Any]]]) -> dict[str, Any]:
+    """The position of all envs of a task, in env order."""
+    numbers = [number for own, _ in parts for number in own]
+    order = sorted(range(len(numbers)), key=numbers.__getitem__)
+    merged = dict(parts[0][1])
+    for name in _DATA_BY_ENV:
+        values = [value for _, state in parts for value in state[name]]
+        merged[name] = [values[i] for i in order]
+    return merged
+
+
+def _data_of(state: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
+    """The inverse of `_merged_data` for these envs."""
+    return {**state, **{name: [state[name][number] for number in numbers] for name in _DATA_BY_ENV}}
+
+
+def _merged_rewards(engine: RewardEngine, parts: Sequence[Mapping[int, Any]]) -> dict[str, Any]:
+    """The state of a task's rewards, with each env's memory from the rank that trains it."""
+    state = engine.state()
+    for own in parts:
+        for number, memory in own.items():
+            state["envs"][number] = memory
+    return state
 
 
 def _capture_env(group: EnvGroup, env: ParallelEnvState, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -599,8 +685,9 @@ def restore(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint) -> None:
 def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor], state: RoundState) -> None:
     env = trainer.env
     env.begin_round(trainer.progress.round_idx)
-    for part, data in zip(env.parts, state.data, strict=True):
-        part.train.load_state(data)
+    for part in env.parts:
+        numbers = [member.number for group in part.groups for member in group.envs]
+        part.train.load_state(_data_of(state.data[env.tasks.index(part.task.name)], numbers))
     for engine, memory in zip(trainer.context.rewards, state.rewards, strict=True):
         engine.load_state(memory)
     decisions = trainer.decisions
@@ -614,8 +701,17 @@ def _restore_round(trainer: VectorizedPPOTrainer, tensors: Mapping[str, Tensor],
     if trainer.agent is not None and trainer.hidden is not None and not trainer.agent.buffer.length:
         trainer.agent.begin_rollout(trainer.hidden)  # stopped between two rollouts of one episode
     by_idx = {stored.env_idx: stored for stored in state.envs}
-    for group, scaler in zip(env.groups, state.scalers, strict=True):
-        group.scaler.load_state_dict(scaler)
+    env.end_episodes([stored.env_idx for stored in state.envs if stored.values.done])
+    scalers = iter(state.scalers)
+    stored_scalers = {
+        (task.name, number): next(scalers)
+        for task, count in zip(env.roster.tasks, env.roster.counts, strict=True)
+        for number in range(-(-count // task.population))
+    }
+    for group in env.groups:
+        group.scaler.load_state_dict(
+            stored_scalers[env.task_of[group.envs[0].env_idx], _population_of(group)]
+        )
         for member in group.envs:
             _restore_env(group, member, _under(tensors, f"env.{member.env_idx}."), by_idx[member.env_idx])
     trainer.draw_uniforms()

@@ -5,7 +5,7 @@ random numbers for its actions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from esper.runtime.data import SharedBatchIterator, Split, load_dataset, validation_split
@@ -47,13 +47,10 @@ def open_env(
     return VectorEnv(task, [group], batches, split, action_rules(task, root_seed=root_seed))
 
 
-def populations(
-    task: TaskSpec, networks: Sequence[int], *, root_seed: int, size: int | None = None
-) -> Iterator[VectorEnv]:
-    """Envs for the networks in populations of `size` (by default the task's), one after the other. The last
-    one is as wide as the others: its idle rows cost time, and a network's result does not depend on the
-    number of networks that are evaluated."""
+def in_populations(networks: Sequence[int], size: int) -> list[list[int]]:
+    """The networks in populations of `size`. The last one may have fewer, but is as wide as the others: its
+    idle rows cost time, and a network's result does not depend on the number of networks that are
+    evaluated."""
     # In order, because the envs of a VectorEnv are, and conditions reach the batch iterator in that order.
-    networks, size = sorted(networks), size or task.population
-    for first in range(0, len(networks), size):
-        yield open_env(task, networks[first : first + size], root_seed=root_seed, rows=size)
+    ordered = sorted(networks)
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]

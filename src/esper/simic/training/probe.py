@@ -17,7 +17,8 @@ import torch
 
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.training.evaluation import TRAINING, populations
+from esper.simic.ranks import current, share_work
+from esper.simic.training.evaluation import TRAINING, in_populations, open_env
 from esper.tamiyo import FixedSchedule
 from esper.tamiyo.schedules import Pattern, Schedule, Schedules, load_schedules, marks
 from esper.tamiyo.scripted import ScriptedPolicy
@@ -81,15 +82,18 @@ def fit_probe(
     advance: Callable[[int], None] = lambda _: None,
 ) -> Probe:
     """Ridge regression from the observation after the first epoch, on networks 0 … `networks` − 1."""
-    observed = []
-    for env in populations(task, range(networks), root_seed=root_seed):
+    pieces = in_populations(range(networks), task.population)
+
+    def observe(index: int) -> Array:
+        env = open_env(task, pieces[index], root_seed=root_seed, rows=task.population)
         env.begin_round(0)
         env.train_epoch(1)
         env.validate(1)
         sensed = env.sense(1)
-        observed.append(flat(env.observe(sensed)[0]))
         advance(len(env.envs))
-    features = np.concatenate(observed)
+        return flat(env.observe(sensed)[0])
+
+    features = np.concatenate(share_work(len(pieces), observe, current(), "first observations"))
     mean, scale = features.mean(0), features.std(0) + 1e-6
     x = _standardized(features, mean, scale)
     crippled = np.array([draw_condition(task, root_seed, 0, network).crippled for network in range(networks)])

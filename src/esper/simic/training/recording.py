@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import OP_NAMES, LifecycleOp, PolicyObservation, PolicyStep, SeedStage, TelemetryEventType
+from esper.simic.ranks import ALONE, Ranks
 from esper.simic.seed_management import emit_anomaly_diagnostics, handle_telemetry_escalation
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.debug_telemetry import LayerGradientStats
@@ -49,7 +50,8 @@ if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.task_envs import Moment, TaskEnvs
+    from esper.simic.training.sharded_envs import RelayHub
+    from esper.simic.training.task_envs import Moment, StepRecord, TaskEnvs
     from esper.simic.training.vectorized_trainer import Progress
 
 BASELINE_ROUNDS = 10
@@ -66,8 +68,13 @@ class RunRecorder:
         *,
         collect_per_layer_gradients: Callable[[nn.Module], list[LayerGradientStats]],
         check_numerical_stability: Callable[[nn.Module], list[str]],
+        relay: RelayHub | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`relay`: collects the events of envs, if other ranks have some of them."""
         self.hub, self.config = hub, config
+        self.ranks, self._relay = ranks, relay
+        self._env_hub = hub if relay is None else relay
         self.detector = AnomalyDetector()
         self._collect_gradients = collect_per_layer_gradients
         self._check_stability = check_numerical_stability
@@ -88,13 +95,15 @@ class RunRecorder:
     # -- the run ---------------------------------------------------------------------------------------------
 
     def begin_run(self, env: TaskEnvs) -> None:
-        config, parts = self.config, env.parts
-        slots = {part.task.name: list(part.rules.slot_config.slot_ids) for part in parts}
+        config, roster = self.config, env.roster
+        tasks = {task.name: task for task in roster.tasks}
+        rules = dict(zip(tasks, roster.rules, strict=True))
+        slots = {name: list(own.slot_config.slot_ids) for name, own in rules.items()}
         family = config.reward_family.value
         extra = [sensor.feature for sensor in env.groups[0].extra_sensors]
         depths: dict[str, float] = {}
-        for part in reversed(parts):
-            depths |= zip(slots[part.task.name], part.groups[0].model.slot_depths, strict=True)
+        for task in reversed(roster.tasks):
+            depths |= zip(slots[task.name], task.build_model(1, [0]).slot_depths, strict=True)
         emit_event(
             self.hub,
             TelemetryEventType.RUN_STARTED,
@@ -104,18 +113,17 @@ class RunRecorder:
                 "reward_mode": config.reward.mode if family == "contribution" else family,
                 "seed": config.seed,
                 "rounds": config.rounds,
-                "envs": len(env.envs),
+                "envs": env.num_envs,
                 "episode_length": env.max_epochs,
                 "slots": list(dict.fromkeys(chain.from_iterable(slots.values()))),
-                "host_params": env.groups[0].model.host_params,
+                "host_params": roster.tasks[0].host_params,
                 "depths": depths,
                 "slots_by_task": slots,
-                "envs_by_task": {part.task.name: len(part.envs) for part in parts},
-                "epochs_by_task": {part.task.name: part.rules.max_epochs for part in parts},
-                "params_by_task": {part.task.name: part.task.host_params for part in parts},
+                "envs_by_task": dict(zip(tasks, roster.counts, strict=True)),
+                "epochs_by_task": {name: own.max_epochs for name, own in rules.items()},
+                "params_by_task": {name: task.host_params for name, task in tasks.items()},
                 "observed_by_task": {
-                    part.task.name: observed_names(slots[part.task.name], part.task.blueprints, extra)
-                    for part in parts
+                    name: observed_names(slots[name], task.blueprints, extra) for name, task in tasks.items()
                 },
             },
         )
@@ -138,7 +146,8 @@ class RunRecorder:
 
     def begin_round(self, round_idx: int) -> None:
         self.hub.round_idx = round_idx
-        self.hub.level = handle_telemetry_escalation(self.detector.report, self.config.telemetry)
+        level = handle_telemetry_escalation(self.detector.report, self.config.telemetry)
+        self.hub.level = self.ranks.from_first(level, "telemetry level")  # it alone sees all events
         self._accuracies, self._trained = [], 0.0
 
     def begin_epoch(self, env: TaskEnvs, epoch: int) -> None:
@@ -158,12 +167,15 @@ class RunRecorder:
         seconds: Mapping[str, float],
     ) -> None:
         """Emit outcomes and attributions of the envs, then the summary of the round, then its anomalies."""
-        for member, outcome in zip(env.envs, env.ledger.outcomes, strict=True):
+        outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
+        for member in env.envs:
+            outcome = outcomes[member.env_idx]
             if member.coalitions is not None and member.coalitions.slots:
                 emit_attribution(
-                    self.hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs
+                    self._env_hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs
                 )
-            emit_episode_outcome(self.hub, outcome, device=member.device)
+            emit_episode_outcome(self._env_hub, outcome, device=member.device)
+        self._pass_on()
         emit_action_distribution(self.hub, dict(summary.action_counts), dict(summary.action_successes))
         asked = sum(outcome.epochs for outcome in env.ledger.outcomes)
         emit_mask_hit_rates(
@@ -173,7 +185,7 @@ class RunRecorder:
                 for name, legal in zip(OP_NAMES, offered.tolist(), strict=True)
             },
         )
-        active = next((member for member in env.envs if member.active_slot is not None), None)
+        _, stage, slot = env.first_active() or (None, None, None)
         accuracies = {task: figures.mean_accuracy for task, figures in summary.by_task.items()}
         earlier = self._round_accuracies
         emit_batch_completed(
@@ -185,14 +197,17 @@ class RunRecorder:
             fmean(self._accuracies),
             agent.learning_rate if agent else None,
             agent.entropy_coef if agent else None,
-            None if active is None else active.seed_stage.name,
-            None if active is None else active.active_slot,
+            stage,
+            slot,
             self.level,
             rounds=self.config.rounds,
             avg_committed_accuracy=summary.mean_committed_accuracy,
             avg_objective=summary.mean_objective,
             avg_added_params=summary.mean_added_params,
             rollbacks=summary.rollbacks,
+            plan_gain=summary.plan_gain,
+            explored_gain=summary.explored_gain,
+            value_error=summary.value_error,
             env_steps=summary.env_steps,
             baseline_accuracy=fmean(map(fmean, earlier.values())) if earlier else None,
             objective_by_task={task: f.mean_objective for task, f in summary.by_task.items()},
@@ -217,19 +232,41 @@ class RunRecorder:
         step: PolicyStep,
         actions: Sequence[Sequence[int]],
         result: ActionResult,
+        record: StepRecord,
         trained: float,
     ) -> None:
-        """Emit the decisions of an epoch. The actions are on the host already; of each task, probabilities
-        with the observation, and confidences of heads take one transfer each. `trained` is the training time
-        of this round so far, in seconds."""
-        self._accuracies.append(fmean(member.val_accuracy for member in seen.envs))
-        for env_idx, panic in seen.panics.items():
-            if not math.isfinite(panic.loss):
+        """Emit the decisions of an epoch. `trained` is the training time of this round so far, in seconds."""
+        self._accuracies.append(fmean(record.accuracies))
+        if self._relay is not None:
+            self._relay.next_phase()
+        for member in seen.envs:
+            panic = seen.panics.get(member.env_idx)
+            if panic is not None and not math.isfinite(panic.loss):
                 emit_cf_unavailable(
-                    self.hub, env_idx, env.envs[env_idx].device, "the loss is not finite", epoch=seen.epoch
+                    self._env_hub, member.env_idx, member.device, "the loss is not finite", epoch=seen.epoch
                 )
-        if self.level < TelemetryLevel.NORMAL:
-            return
+        if self._relay is not None:
+            self._relay.next_phase()
+        if self.level >= TelemetryLevel.NORMAL and seen.envs:
+            self._decisions(env, seen, step, actions, result, trained)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Let the first rank record the events of all ranks' envs."""
+        if self._relay is not None:
+            self._relay.relay()
+
+    def _decisions(
+        self,
+        env: TaskEnvs,
+        seen: Moment,
+        step: PolicyStep,
+        actions: Sequence[Sequence[int]],
+        result: ActionResult,
+        trained: float,
+    ) -> None:
+        """The actions are on the host already; of each task, probabilities with the observation, and
+        confidences of heads take one transfer each."""
         considered = _considered(env, seen, step)
         confidences = (
             torch.cat([step.head_log_probs.exp(), step.log_prob[:, None], step.value[:, None]], 1)
@@ -244,7 +281,7 @@ class RunRecorder:
             group, outcome = env.group_of(member), result.outcomes[i]
             op = outcome.spec.op
             emit_last_action(
-                self.hub,
+                self._env_hub,
                 member.env_idx,
                 member.device,
                 op.name,
@@ -268,10 +305,15 @@ class RunRecorder:
             )
             if (components := result.components[i]) is not None:
                 emit_reward_summary(
-                    self.hub, member.env_idx, member.device, components, components.total, epoch=seen.epoch
+                    self._env_hub,
+                    member.env_idx,
+                    member.device,
+                    components,
+                    components.total,
+                    epoch=seen.epoch,
                 )
             emit_throughput(
-                self.hub,
+                self._env_hub,
                 member.env_idx,
                 member.device,
                 group.batches / each,

@@ -23,11 +23,13 @@ from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.plan_values import PlanValueLearner
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.contracts import BatchSummary
+from esper.simic.ranks import Ranks, current
 from esper.simic.rewards import RewardEngine
 from esper.simic.seed_management import calculate_entropy_anneal_steps
 from esper.simic.sensors import registered_sensors
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability
 from esper.simic.telemetry.gradient_collector import collect_per_layer_gradients
+from esper.simic.training.action_execution import ActionRules
 from esper.simic.training.checkpoint import (
     Checkpoint,
     CheckpointStore,
@@ -40,7 +42,8 @@ from esper.simic.training.env_factory import action_rules, create_env_group
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
-from esper.simic.training.task_envs import TaskEnvs, TaskPolicies
+from esper.simic.training.sharded_envs import RelayHub, ShardedEnvs, own_envs, own_populations
+from esper.simic.training.task_envs import Roster, TaskEnvs, TaskPolicies
 from esper.simic.training.vector_env import VectorEnv
 from esper.simic.training.vectorized_trainer import RunContext, VectorizedPPOTrainer
 from esper.tamiyo.columns import columns, width
@@ -141,26 +144,16 @@ def open_trainer(
 ) -> Iterator[VectorizedPPOTrainer]:
     """A trainer of one or several tasks whose run directory, if it has one, is attached to the hub; resumed
     if the config says so."""
+    ranks = current()
     directory = None if config.telemetry_dir is None else Path(config.telemetry_dir)
-    checkpoint = None if config.resume is None else open_checkpoint(config, directory)
     tasks = list(task) if isinstance(task, Sequence) else [task]
+    checkpoint = None if config.resume is None else _shared_checkpoint(config, directory, tasks, ranks)
     trainer = build_trainer(config, tasks, hub, checkpoint)
     if checkpoint is not None:
         restore(trainer, checkpoint)  # before the run directory is touched
-    store, detector = trainer.context.store, trainer.recorder.detector
     with ExitStack() as cleanup:
-        if directory is not None:
-            run = _open_directory(config, directory, checkpoint)
-            detector.replay(run.events())
-            cleanup.enter_context(hub.attached(*run.outputs()))
-        cleanup.enter_context(hub.attached(detector))
-        if checkpoint is None:
-            trainer.recorder.begin_run(trainer.env)
-        elif store is not None:
-            store.go_back_to(checkpoint, trainer.best)
-            header = checkpoint.header
-            if header.announced and hub.next_seq == header.seq:
-                store.complete(trainer, checkpoint.path, announce=True)
+        if ranks.is_first:
+            _begin_records(trainer, checkpoint, directory, cleanup)
         try:
             yield trainer
         except Exception as error:
@@ -168,6 +161,39 @@ def open_trainer(
                 with suppress(TelemetryError):  # the first error is the one to report
                     trainer.end_run("failed", f"{type(error).__name__}: {error}")
             raise
+
+
+def _shared_checkpoint(
+    config: TrainingConfig, directory: Path | None, tasks: Sequence[TaskSpec], ranks: Ranks
+) -> Checkpoint | None:
+    """The checkpoint that the config names, with the networks of this rank. The first rank reads it; the
+    other machines need no access to its files."""
+    parts: list[Checkpoint | None] = []
+    if ranks.is_first:
+        whole = open_checkpoint(config, directory)
+        parts = [
+            whole and whole.part(own_envs(tasks, config.envs, rank, ranks.size)) for rank in range(ranks.size)
+        ]
+    return ranks.scatter(parts, "checkpoint")
+
+
+def _begin_records(
+    trainer: VectorizedPPOTrainer, checkpoint: Checkpoint | None, directory: Path | None, cleanup: ExitStack
+) -> None:
+    """Attach the run directory to the hub, and make it fit the state of the trainer."""
+    hub, store, detector = trainer.recorder.hub, trainer.context.store, trainer.recorder.detector
+    if directory is not None:
+        run = _open_directory(trainer.config, directory, checkpoint)
+        detector.replay(run.events())
+        cleanup.enter_context(hub.attached(*run.outputs()))
+    cleanup.enter_context(hub.attached(detector))
+    if checkpoint is None:
+        trainer.recorder.begin_run(trainer.env)
+    elif store is not None:
+        store.go_back_to(checkpoint, trainer.best)
+        header = checkpoint.header
+        if header.announced and hub.next_seq == header.seq:
+            store.complete(trainer, checkpoint.path, announce=True)
 
 
 def _open_directory(config: TrainingConfig, directory: Path, checkpoint: Checkpoint | None) -> RunDirectory:
@@ -185,17 +211,19 @@ def build_trainer(
     stored: Checkpoint | None = None,
 ) -> VectorizedPPOTrainer:
     """A trainer with the networks, data, policy, rewards and recorder of one run."""
+    ranks = current()
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
     rewards = [build_rewards(config, task, i * config.envs) for i, task in enumerate(tasks)]
-    env = TaskEnvs(
-        [build_env(config, task, hub, devices, own) for task, own in zip(tasks, rewards, strict=True)]
-    )
+    relay = RelayHub(hub, ranks) if ranks.size > 1 else None
+    env = build_envs(config, tasks, relay or hub, devices, rewards)
     agent = build_agent(config, env, devices[0], stored) if config.policy == "ppo" else None
     recorder = RunRecorder(
         hub,
         config,
         collect_per_layer_gradients=collect_per_layer_gradients,
         check_numerical_stability=check_numerical_stability,
+        relay=relay,
+        ranks=ranks,
     )
     store = None
     if config.telemetry_dir is not None:
@@ -212,9 +240,14 @@ def build_trainer(
             normalizer=RewardNormalizer() if config.normalize_rewards else Unscaled(),
             recorder=recorder,
             store=store,
-            stop=stop_requested,
+            stop=partial(_stop_anywhere, ranks),
+            ranks=ranks,
         )
     )
+
+
+def _stop_anywhere(ranks: Ranks) -> bool:
+    return ranks.any(stop_requested(), "request to stop")
 
 
 class Unscaled(RewardNormalizer):
@@ -238,19 +271,55 @@ def build_rewards(config: TrainingConfig, task: TaskSpec, first_env: int) -> Rew
     )
 
 
+def build_envs(
+    config: TrainingConfig,
+    tasks: Sequence[TaskSpec],
+    hub: TelemetryHub,
+    devices: list[str],
+    rewards: Sequence[RewardEngine],
+) -> TaskEnvs:
+    """The envs of all tasks, or those of them that this rank trains."""
+    ranks = current()
+    owned = own_populations(tasks, config.envs, ranks.rank, ranks.size)
+    parts = [
+        build_env(config, task, hub, devices, own, populations)
+        for task, own, populations in zip(tasks, rewards, owned, strict=True)
+        if populations
+    ]
+    if ranks.size == 1:
+        return TaskEnvs(parts)
+    rules = [build_rules(config, task, own) for task, own in zip(tasks, rewards, strict=True)]
+    return ShardedEnvs(parts, Roster(tuple(tasks), tuple(rules), (config.envs,) * len(tasks)), ranks)
+
+
+def build_rules(config: TrainingConfig, task: TaskSpec, rewards: RewardEngine) -> ActionRules:
+    return replace(
+        action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
+        reward=rewards,
+        rollback_reward=rewards.rollback,
+    )
+
+
 def build_env(
-    config: TrainingConfig, task: TaskSpec, hub: TelemetryHub, devices: list[str], rewards: RewardEngine
+    config: TrainingConfig,
+    task: TaskSpec,
+    hub: TelemetryHub,
+    devices: list[str],
+    rewards: RewardEngine,
+    populations: Sequence[int] | None = None,
 ) -> VectorEnv:
-    """The populations of one task, distributed over the devices in turn with one stream each, and their
-    batches. The envs have the numbers of those that `rewards` pays.
+    """Populations of one task, by number (None: all), distributed over the devices in turn with one stream
+    each, and their batches. The envs have the numbers of those that `rewards` pays.
 
     Every population has the task's width, whatever the number of envs: env i is always row i % width of
     population i // width. Rows without an env are trained like the others and cost as much: a step of
     digits_shift takes 13 ms with 64 rows and 2.3 ms with 8 (one core of an AMD EPYC)."""
     sensors = registered_sensors(config.sensors)
     size = task.population
-    ids = [list(range(first, min(first + size, config.envs))) for first in range(0, config.envs, size)]
-    places = [devices[i % len(devices)] for i in range(len(ids))]
+    if populations is None:
+        populations = range(-(-config.envs // size))
+    ids = [list(range(i * size, min((i + 1) * size, config.envs))) for i in populations]
+    places = [devices[i % len(devices)] for i in populations]
     data = load_dataset(task.dataset, config.data_root)
     task.check_data(data)
     split = validation_split(
@@ -288,12 +357,7 @@ def build_env(
         )
         for members, place in zip(ids, places, strict=True)
     ]
-    rules = replace(
-        action_rules(task, root_seed=config.seed, max_seeds=config.max_seeds),
-        reward=rewards,
-        rollback_reward=rewards.rollback,
-    )
-    return VectorEnv(task, groups, batches, split, rules)
+    return VectorEnv(task, groups, batches, split, build_rules(config, task, rewards))
 
 
 def autocast_for(config: TrainingConfig, device: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -349,7 +413,7 @@ def build_agent(
     return PPOAgent(
         policy,
         ppo,
-        num_envs=len(env.envs),
+        num_envs=env.num_envs,
         num_steps=steps,
         num_slots=env.num_slots,
         num_blueprints=len(env.parts[0].rules.blueprint_mask),
@@ -362,7 +426,7 @@ def build_teachers(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol | No
     """The policy to imitate first: one for each task."""
     if config.teacher is None:
         return None
-    return _for_each_task(env, [build_teacher(config, part.task) for part in env.parts])
+    return _for_each_task(env, [build_teacher(config, task) for task in env.roster.tasks])
 
 
 def build_teacher(config: TrainingConfig, task: TaskSpec) -> PolicyProtocol:
@@ -382,12 +446,12 @@ def build_planner(config: TrainingConfig, env: TaskEnvs, agent: PPOAgent) -> Pla
     sizes = (network.architecture[name] for name in ("base_dim", "slot_dim", "quote_dim"))
     spaces = [
         PlanSpace(
-            envs=slice(part.envs[0].env_idx, part.envs[-1].env_idx + 1),
-            slots=part.rules.slot_config.num_slots,
-            blueprints=tuple(int(i) for i in np.flatnonzero(part.rules.blueprint_mask)),
-            tempo=part.task.tempo,
+            envs=slice(i * config.envs, (i + 1) * config.envs),
+            slots=rules.slot_config.num_slots,
+            blueprints=tuple(int(index) for index in np.flatnonzero(rules.blueprint_mask)),
+            tempo=task.tempo,
         )
-        for part in env.parts
+        for i, (task, rules) in enumerate(zip(env.roster.tasks, env.roster.rules, strict=True))
     ]
     return PlanLearner(
         PlanValueLearner(config.values, *sizes, seed=config.seed),
@@ -400,7 +464,7 @@ def build_planner(config: TrainingConfig, env: TaskEnvs, agent: PPOAgent) -> Pla
 
 def build_policies(config: TrainingConfig, env: TaskEnvs) -> PolicyProtocol:
     """A policy that does not learn, for each task."""
-    return _for_each_task(env, [build_policy(config) for _ in env.parts])
+    return _for_each_task(env, [build_policy(config) for _ in env.roster.tasks])
 
 
 def _for_each_task(env: TaskEnvs, policies: list[PolicyProtocol]) -> PolicyProtocol:

@@ -28,6 +28,7 @@ from esper.leyline import (
     PolicyStep,
 )
 from esper.simic.contracts import BatchSummary, TaskSummary
+from esper.simic.ranks import ALONE, Ranks, fingerprint
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.checkpoint import BestPolicy
 from esper.tamiyo.policy import action_uniforms, map_tensors
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.plan_learner import PlanLearner
     from esper.simic.training.recording import RunRecorder
-    from esper.simic.training.task_envs import Moment, TaskEnvs
+    from esper.simic.training.task_envs import Moment, StepRecord, TaskEnvs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class RunContext:
     """None: no checkpoints are written."""
     stop: Callable[[], bool]
     """Whether a stop was requested."""
+    ranks: Ranks = ALONE
+    """The processes of the run."""
 
 
 @dataclass(slots=True)
@@ -105,7 +108,7 @@ class VectorizedPPOTrainer:
         self.decisions = Decisions.none()
         self.rollout_length = self.config.rollout_length or self.env.max_epochs
         self.device = torch.device("cpu") if self.agent is None else self.agent.policy.device
-        self.num_envs = len(self.env.envs)
+        self.num_envs = self.env.num_envs
         self.hidden = context.policy.initial_hidden(self.num_envs)
         self.reset = self._flags(True)
         self.stopped = self.ended = False
@@ -134,12 +137,13 @@ class VectorizedPPOTrainer:
                     actions = played.cpu().tolist()
                 with self._timed("act"):
                     result = self.env.act(seen, actions, cut_after=epoch % self.rollout_length == 0)
+                    record = self.env.record(seen, result)
                 with self._timed("record"):
-                    self._record(seen, masks, step, result)
-                    self.recorder.step(self.env, seen, step, actions, result, self.seconds["train"])
-                if result.truncated_bootstrap_targets or self.env.done:
+                    self._record(seen, masks, step, record)
+                    self.recorder.step(self.env, seen, step, actions, result, record, self.seconds["train"])
+                if record.cut or self.env.done:
                     with self._timed("update"):
-                        self._update(result)
+                        self._update(result, record.cut)
                 self.progress.epoch = epoch
                 if not self.env.done:
                     self._heed_stop()
@@ -191,27 +195,31 @@ class VectorizedPPOTrainer:
         """Set the price of size in this round's rewards; policies see what is charged."""
         ramp = self.config.rent_curriculum * self.config.rounds
         share = min(self.progress.round_idx / ramp, 1.0) if ramp else 1.0
-        for part, rewards in zip(self.env.parts, self.context.rewards, strict=True):
-            full = part.rules.objective
+        for rules, rewards in zip(self.env.roster.rules, self.context.rewards, strict=True):
+            full = rules.objective
             rewards.objective = replace(full, size_price=full.size_price * share)
-            for env in part.envs:
-                env.prices = rewards.objective
+        charged = self.env.roster.each(rewards.objective for rewards in self.context.rewards)
+        for env in self.env.envs:
+            env.prices = charged[env.env_idx]
 
     def draw_uniforms(self) -> None:
         """Draw the round's random numbers for actions, [E, epochs, 8], from each env's own stream: that of
         its number within its task, so that it does not depend on the other tasks."""
-        numbers = [env.number for env in self.env.envs]
         root_seed, round_idx = self.env.root_seed, self.progress.round_idx
-        self._uniforms = action_uniforms(root_seed, round_idx, numbers, self.env.max_epochs)
+        self._uniforms = action_uniforms(root_seed, round_idx, self.env.numbers, self.env.max_epochs)
 
     def _end_round(self) -> None:
         progress, decisions = self.progress, self.decisions
-        summary = self._summary(self.env.ledger.outcomes)
-        progress.history.append(summary)
+        self._check_ranks()
+        outcomes = self.env.ledger.outcomes
+        summary = self._summary(outcomes)
         if self.planner is not None:
-            self.planner.finish(self.env.ledger.outcomes)
-        if not self.taught and self.best.end_round(summary) and self.context.store is not None:
-            self.context.store.save_best(self.best)
+            summary = replace(summary, **asdict(self.planner.finish(outcomes)))
+        progress.history.append(summary)
+        if not self.taught and self.best.end_round(summary):
+            store = self.context.store
+            if store is not None and self.context.ranks.is_first:
+                store.save_best(self.best)
         self.context.normalizer.update(decisions.rewards)
         self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self.seconds)
         progress.round_idx, progress.epoch = progress.round_idx + 1, 0
@@ -220,6 +228,13 @@ class VectorizedPPOTrainer:
             if every and progress.round_idx % every == 0:
                 self._save()
             self._heed_stop()
+
+    def _check_ranks(self) -> None:
+        """Every rank has made the same update, so all have the same weights, unless their machines compute
+        differently."""
+        if self.agent is not None and self.context.ranks.size > 1:
+            weights = fingerprint(self.agent.policy.network.state_dict())
+            self.context.ranks.check_same({"their digest": weights}, "weights of the policy")
 
     def end_run(self, status: str, message: str | None = None) -> None:
         """Emit the last event of the run."""
@@ -269,54 +284,54 @@ class VectorizedPPOTrainer:
         )
         return step, step.actions if played is None else played
 
-    def _record(self, seen: Moment, masks: ActionMasks, step: PolicyStep, result: ActionResult) -> None:
+    def _record(self, seen: Moment, masks: ActionMasks, step: PolicyStep, record: StepRecord) -> None:
         """Store one column of the rollout and update the round's counts. Penalties go to columns that are
         stored already, so they come first."""
         decisions, normalizer = self.decisions, self.context.normalizer
-        decisions.offered += seen.offered()
-        for env_idx, amount in result.penalties:
+        decisions.offered += seen.masks.op[record.rows].sum(0)
+        for env_idx, amount in record.penalties:
             decisions.rewards.append(amount)
             if self.agent is not None:
                 self.agent.buffer.add_penalty(env_idx, normalizer.normalize(amount))
-        decisions.rewards += result.rewards
-        for outcome, decided in zip(result.outcomes, result.valid, strict=True):
-            decisions.counts[outcome.spec.op.name] += decided
-            decisions.successes[outcome.spec.op.name] += outcome.executed
-        valid = self._column(seen, result.valid)
+        decisions.rewards += record.rewards
+        for op, decided, executed in zip(record.ops, record.valid, record.executed, strict=True):
+            decisions.counts[op.name] += decided
+            decisions.successes[op.name] += executed
+        valid = self._column(record, record.valid)
         if self.agent is not None:
-            rewards = [normalizer.normalize(reward) for reward in result.rewards]
+            rewards = [normalizer.normalize(reward) for reward in record.rewards]
             self.agent.record(
                 seen.obs,
                 masks,
                 step,
-                reward=self._column(seen, rewards),
-                terminal=self._column(seen, result.ended),
+                reward=self._column(record, rewards),
+                terminal=self._column(record, record.ended),
                 reset=self.reset,
                 valid=valid,
             )
-        going = torch.tensor([not env.done for env in self.env.envs], device=self.device)
+        going = torch.tensor(self.env.going(), device=self.device)
         self.hidden, self.reset = step.hidden, going & ~valid
 
-    def _column(self, seen: Moment, values: Sequence[float] | Sequence[bool]) -> Tensor:
+    def _column(self, record: StepRecord, values: Sequence[float] | Sequence[bool]) -> Tensor:
         """[E] of the envs that decided; 0 or False for the others."""
         given = torch.tensor(values, device=self.device)
-        return given.new_zeros(self.num_envs).index_copy(0, self._index(seen.rows), given)
+        return given.new_zeros(self.num_envs).index_copy(0, self._index(record.rows), given)
 
-    def _update(self, result: ActionResult) -> None:
+    def _update(self, result: ActionResult, cut: Sequence[int]) -> None:
         """Learn from the rollout. Where it was cut before the end of the episode, the value head estimates
         the rest."""
         if self.agent is None:
             return
-        if targets := result.truncated_bootstrap_targets:
+        if cut:
             obs = self.env.observe_ahead(result, self.device)
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
-            last, cut = self.agent.buffer.length - 1, [env_idx for env_idx, _ in targets]
+            last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx in cut], values[self._index(cut)])
         imitate = self.taught
         updates = self.config.teacher_updates if imitate else self.config.updates_per_round
         metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
         self.recorder.update(self.agent, metrics)
-        if targets:
+        if cut:
             assert self.hidden is not None, "a learning policy has a memory"
             self.agent.begin_rollout(self.hidden)
 
