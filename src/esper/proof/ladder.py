@@ -8,8 +8,9 @@ and the same data in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from esper.leyline import AlphaAlgorithm, EpisodeOutcome, EsperError, check_numb
 from esper.proof.episodes import Fossil, Played
 from esper.runtime.data import test_batches, validation_batches
 from esper.runtime.tasks import TaskSpec, draw_condition
+from esper.simic.ranks import current, share_work
 from esper.simic.training.evaluation import open_env, split_of
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.vector_env import VectorEnv
@@ -71,17 +73,20 @@ def train_ladder(
 ) -> list[list[Played]]:
     """The episodes of each rung, in the order of the networks' numbers. They are tested on the first
     `test_size` samples of the test part, by default on all. `advance` is called with the number of networks
-    that are done."""
+    that are done. Several ranks share the work, and all get all results."""
     rungs = ladder(task) if rungs is None else rungs
-    by_network: list[list[Played]] = []
-    for numbers in _parts(sorted(networks), len(rungs)):
-        env = _plant(task, numbers, rungs, root_seed)
+    parts = _parts(sorted(networks), len(rungs))
+
+    def work(part: int) -> list[Played]:
+        env = _plant(task, parts[part], rungs, root_seed)
         for epoch in range(1, task.episode_length + 1):
             _train(env, epoch)
         played = _results(env, task, rungs, test_size)
-        by_network += [played[i : i + len(rungs)] for i in range(0, len(played), len(rungs))]
         advance(len(played))
-    return [list(rung) for rung in zip(*by_network, strict=True)]
+        return played
+
+    played = [*chain(*share_work(len(parts), work, current(), "ladder"))]
+    return [played[rung :: len(rungs)] for rung in range(len(rungs))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def halve(
     """Successive halving over the ladder, for each network by itself, with the training FLOPs of `budgets`
     networks in all. Rungs train at the same pace and are ranked by validation accuracy; the survivors go on,
     and the winner gets what is left. The learning rate decays over what the winner gets. The result is the
-    winner, with the FLOPs of all rungs."""
+    winner, with the FLOPs of all rungs. Several ranks share the work, and all get all results."""
     check_number("halving", "budgets", budgets, low=1, integer=True)
     if task.conditions is not None and task.conditions.budgets:
         raise BudgetError(f"halving: networks of task {task.name!r} draw budgets; allowed: one for all")
@@ -131,12 +136,14 @@ def halve(
         budget_steps=steps * sum(one.epochs for one in rounds) + left,
         even_epochs=True,
     )
-    winners: list[Played] = []
-    for numbers in _parts(sorted(networks), len(rungs)):
-        env = _plant(paced, numbers, rungs, root_seed)
-        winners += _halve(env, paced, rungs, rounds)
-        advance(len(numbers))
-    return winners
+    parts = _parts(sorted(networks), len(rungs))
+
+    def work(part: int) -> list[Played]:
+        winners = _halve(_plant(paced, parts[part], rungs, root_seed), paced, rungs, rounds)
+        advance(len(winners))
+        return winners
+
+    return [*chain(*share_work(len(parts), work, current(), "halving"))]
 
 
 def _halve(
@@ -166,11 +173,10 @@ def _halve(
     ]
 
 
-def _parts(networks: Sequence[int], rungs: int) -> Iterator[Sequence[int]]:
+def _parts(networks: Sequence[int], rungs: int) -> list[Sequence[int]]:
     """Networks whose rungs train as one population."""
     size = max(1, ROWS // rungs)
-    for first in range(0, len(networks), size):
-        yield networks[first : first + size]
+    return [networks[first : first + size] for first in range(0, len(networks), size)]
 
 
 def _plant(task: TaskSpec, networks: Sequence[int], rungs: Sequence[Rung], root_seed: int) -> VectorEnv:
