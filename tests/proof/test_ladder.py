@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina import FlopMeter
-from esper.leyline import EsperError, FactoredAction
+from esper.leyline import EsperError, FactoredAction, stream_seed
 from esper.proof.cohorts import with_fossils
 from esper.proof.compare import ProofConfig, prove
 from esper.proof.episodes import play
@@ -141,8 +141,10 @@ def test_halving_keeps_the_best_half_after_each_round() -> None:
     env = open_env(paced, numbers, root_seed=0, rows=32, twins=9)
     env.budget = env.budget.without_measuring()
     env.begin_round(0)
-    with_seeds = with_fossils({number: rungs[number % 9].fossils for number in numbers})
-    with_seeds(env)
+    for member in env.envs:
+        for i, fossil in enumerate(rungs[member.number % 9].fossils):
+            seed = stream_seed(0, "germination", 0, member.world, i)
+            member.model.plant_fossil(fossil.slot, fossil.blueprint, init_seed=seed)
     reference = train_ladder(paced, networks, root_seed=0)
     wait = list(FactoredAction.wait().to_indices())
     validation = validation_batches(split_of(paced, 0), 32, final=True)
