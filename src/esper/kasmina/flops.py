@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.blueprints import ModuleSeed
+from esper.kasmina.blueprints import FACTORIES, ModuleSeed
 from esper.kasmina.layers import Lanes, Mode, seed_row
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.seed import GATE_BANK
@@ -31,6 +31,8 @@ SENSOR_TAPS = 9
 """Taps of the zero layer whose gradient the sensors measure at a slot of a CNN."""
 
 Run = Callable[[Tensor, Lanes], Tensor]
+_COUNTED: dict[object, Cost] = {}
+"""Costs of seeds by factory and place: a count takes longer than a training step, and worlds share many."""
 
 
 class Cost(NamedTuple):
@@ -82,8 +84,12 @@ class FlopMeter:
 
     def _count_bank(self, slot_id: str, bank: str) -> Cost:
         """FLOPs of one seed, or of the gate beside it."""
-        build = partial(self._model.slot(slot_id).build_bank, bank, 1)
-        return count(*countable(build, self._features[slot_id]))[0]
+        slot, x = self._model.slot(slot_id), self._features[slot_id]
+        place = slot.topology, slot.channels, slot.line, slot.positions
+        key = FACTORIES.get((slot.topology, bank)), bank, place, tuple(x.shape)
+        if key not in _COUNTED:
+            _COUNTED[key] = count(*countable(partial(slot.build_bank, bank, 1), x))[0]
+        return _COUNTED[key]
 
     def _seed(self, slot_id: str, report: SeedStateReport) -> Cost:
         seed = self.bank(slot_id, report.blueprint_id)

@@ -13,7 +13,17 @@ from typing import Literal, get_args
 from esper.leyline.errors import EsperError, allowed
 
 Purpose = Literal[
-    "init", "data", "augment", "germination", "action", "condition", "split", "policy", "sampling", "values"
+    "init",
+    "data",
+    "augment",
+    "germination",
+    "action",
+    "condition",
+    "split",
+    "policy",
+    "sampling",
+    "values",
+    "world",
 ]
 
 

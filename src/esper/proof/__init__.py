@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = lazy_exports(
     {
         "esper.proof.compare": ("prove",),
         "esper.proof.episodes": ("Played", "play"),
+        "esper.proof.ladder": ("halve", "hindsight", "ladder", "train_ladder"),
         "esper.proof.policies": ("ship_policy",),
         "esper.proof.search": ("search_schedules",),
     },

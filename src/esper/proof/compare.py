@@ -21,7 +21,8 @@ from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
 from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
 from esper.proof.episodes import Fossil, Maker, Played, play
-from esper.proof.policies import Acting, rule_makers, simple_makers
+from esper.proof.ladder import BudgetError, halve, hindsight, ladder, train_ladder
+from esper.proof.policies import Acting, last_slot_first, rule_makers, simple_makers
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.evaluation import HELD_OUT
@@ -131,6 +132,9 @@ def prove(
         for name, make in rule_makers(task).items():
             cohorts.add(name, make)
         _add_scheduled(cohorts, schedules)
+        if task.budget == "flops":
+            cohorts.add("last_slot_first", last_slot_first(task))
+            _add_ladder(cohorts)
     for policy in policies.values():
         cohorts.add(LEARNED, _acting(task, policy, config))
     if policies and not config.brief:
@@ -166,6 +170,28 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
     advance = cohorts.track("fit the probe", networks)
     probe = fit_probe(task, networks, root_seed=schedules.root_seed, advance=advance)
     cohorts.add("probe", lambda _: ProbePolicy(probe, by_pattern))
+
+
+def _add_ladder(cohorts: Cohorts) -> None:
+    """Static networks at equal FLOPs: each rung of the ladder, the best one in hindsight, and what successive
+    halving finds with the FLOPs of one network and of eight. The first rung is `static`."""
+    task, first = cohorts.task, cohorts.config.first_network
+    networks, rungs = range(first, first + cohorts.config.networks), ladder(task)
+    advance = cohorts.track("ladder", len(networks) * len(rungs))
+    played = train_ladder(task, networks, root_seed=HELD_OUT, rungs=rungs, advance=advance)
+    for rung, stratum in zip(rungs[1:], played[1:], strict=True):
+        cohorts.played[f"rung {rung.name}"] = [stratum]
+    chosen = hindsight(np.array([[p.outcome.objective for p in stratum] for stratum in played]))
+    best = [played[rung][network] for network, rung in enumerate(chosen)]
+    cohorts.played["ladder_hindsight"] = [best]
+    for name, budgets in (("halving", 1), ("halving_8x", 8)):
+        advance = cohorts.track(name, len(networks))
+        try:
+            winners = halve(task, networks, root_seed=HELD_OUT, budgets=budgets, rungs=rungs, advance=advance)
+        except BudgetError as error:
+            cohorts.absent[name] = str(error)
+        else:
+            cohorts.played[name] = [winners]
 
 
 def _add_equals(cohorts: Cohorts) -> None:
@@ -282,6 +308,6 @@ def _result(cohorts: Cohorts, policies: Sequence[str], schedules: Schedules | No
         },
         "episodes": played,
     }
-    if task.conditions is not None and LEARNED in played:
+    if task.conditions is not None and task.conditions.cripple_probability > 0 and LEARNED in played:
         result["growth_by_condition"] = growth_by_condition(task, played[LEARNED])
     return result

@@ -13,7 +13,7 @@ from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep
 from esper.nissa import RunDirectory
 from esper.proof.episodes import Maker
 from esper.runtime.tasks import TaskSpec
-from esper.tamiyo import AlwaysWait, RandomValid, RecurrentPolicy
+from esper.tamiyo import AlwaysWait, FixedSchedule, Planting, RandomValid, RecurrentPolicy
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.network import Hidden
 from esper.tamiyo.policy import action_uniforms, map_tensors
@@ -116,3 +116,14 @@ def rule_makers(task: TaskSpec) -> dict[str, Maker]:
         "periodic": lambda networks: Periodic(len(networks), blueprints=offered),
         "plateau": lambda networks: Plateau(len(networks), blueprints=offered),
     }
+
+
+def last_slot_first(task: TaskSpec) -> Maker:
+    """Plants the first blueprint of the task in every slot, one per epoch from the first on, last slot
+    first."""
+    order = [slot for slot in task.outline.execution_order() if slot in task.slots]
+    schedule = tuple(
+        Planting(1 + i, task.slots.index(slot), task.blueprints[0], tempo=task.tempo)
+        for i, slot in enumerate(reversed(order))
+    )
+    return lambda networks: FixedSchedule([schedule] * len(networks))

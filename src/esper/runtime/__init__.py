@@ -17,5 +17,6 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "register_task",
             "task_names",
         ),
+        "esper.runtime.worlds": ("World", "draw_world"),
     },
 )

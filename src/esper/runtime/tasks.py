@@ -119,6 +119,7 @@ _KINDS: dict[str, Any] = {
     "dataset": str,
     "optimizer": OptimizerConfig,
     "lr_decay": bool,
+    "even_epochs": bool,
     "pacing": Pacing,
     "gates": GateConfig,
     "objective": ObjectiveConfig,
@@ -178,6 +179,10 @@ class TaskSpec:
     network then takes fewer steps."""
     budget_steps: int = 0
     """The budget of FLOPs, as the number of training steps of the bare host that cost as much."""
+    even_epochs: bool = False
+    """With a budget of FLOPs, whether every epoch costs as much as `steps_per_epoch` steps of the bare host.
+    A larger network then takes fewer steps in each epoch, and has the same number of decisions. Otherwise it
+    takes as many steps, and has fewer epochs."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
@@ -198,6 +203,8 @@ class TaskSpec:
             check_number("budget", "steps_per_epoch", self.steps_per_epoch, low=1, integer=True)
             largest = max(self._budgets or (self.budget_steps,))
             object.__setattr__(self, "episode_length", self.most_epochs(largest))
+        elif self.even_epochs:
+            raise EsperError("even_epochs is True with a budget of epochs; allowed: False, or budget 'flops'")
         elif self.budget_steps or self._budgets:
             given = f"budget_steps is {self.budget_steps}, conditions draw budgets {self._budgets}"
             raise EsperError(f"{given}, with a budget of epochs; allowed: 0 and (), or budget 'flops'")
@@ -462,19 +469,29 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task_spec(name: str) -> TaskSpec:
-    """A task by name, in any case; or with other sizes of task or host, as in
-    `digits_shift:base=8,episode_length=12`."""
+    """A task by name, in any case; with other sizes of task or host, as in
+    `digits_shift:base=8,episode_length=12`; or a world by its number, as in `worlds_small:17`."""
     return parse_task(name)
 
 
 def parse_task(text: str) -> TaskSpec:
-    """The task that `name` or `name:field=number,…` describes."""
-    name, colon, changes = text.lower().partition(":")
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
-    task = TASKS[name]
-    if not colon:
-        return task
+    """The task that `name`, `name:field=number,…`, `family:number` or `family:number,field=number,…`
+    describes."""
+    from esper.runtime.worlds import FAMILIES, get_world  # worlds are tasks
+
+    name, _, changes = text.lower().partition(":")
+    if name in FAMILIES:
+        number, _, changes = changes.partition(",")
+        task = get_world(name, number)
+    elif name in TASKS:
+        task = TASKS[name]
+    else:
+        raise unknown_name("task", name, [*TASKS, *FAMILIES])
+    return _with_sizes(task, changes, text.lower()) if changes or text.endswith(":") else task
+
+
+def _with_sizes(task: TaskSpec, changes: str, text: str) -> TaskSpec:
+    """The task with other sizes, under the name `text`."""
     host_sizes = [key for key, value in task.outline.spec().items() if isinstance(value, int)]
     fixed = "episode_length" if task.budget == "flops" else "budget_steps"
     own_sizes = [name for name in SIZES if name != fixed]
@@ -492,12 +509,12 @@ def parse_task(text: str) -> TaskSpec:
             )
         most = MAX_DEPTH if key in _DEPTHS else MAX_SIZE
         if len(value) > 12 or int(value) > most:
-            raise EsperError(f"task {name}: {key} is {value[:24]}; allowed: at most {most:,}")
+            raise EsperError(f"task {task.name}: {key} is {value[:24]}; allowed: at most {most:,}")
         if key in SIZES:
             sizes[key] = int(value)
         else:
             host[key] = int(value)
-    changed = replace(task, name=text.lower(), host=host, **sizes)
+    changed = replace(task, name=text, host=host, **sizes)
     changed.check_memory()
     return changed
 

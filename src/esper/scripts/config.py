@@ -257,6 +257,7 @@ def tasks(arguments: Sequence[str]) -> None:
     """Every task with its size."""
     _no_more(arguments)
     from esper.runtime.tasks import TASKS  # slow: it builds every host without weights
+    from esper.runtime.worlds import EPOCHS, FAMILIES, POPULATION, SLOTS
 
     table = Table("task", "dataset", "parameters", "slots", "epochs", "population", box=None)
     for task in TASKS.values():
@@ -267,6 +268,10 @@ def tasks(arguments: Sequence[str]) -> None:
             str(len(task.slots)),
             f"≤ {task.episode_length}" if task.budget == "flops" else str(task.episode_length),
             str(task.population),
+        )
+    for family in FAMILIES:
+        table.add_row(
+            f"{family}:NUMBER", "drawn", "drawn", str(SLOTS), f"{EPOCHS[0]} to {EPOCHS[1]}", str(POPULATION)
         )
     Console(markup=False).print(table)
 

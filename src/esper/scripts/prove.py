@@ -60,13 +60,15 @@ def prove(
     processes: int = 1,
 ) -> None:
     """Compare policies with their rivals on held-out networks, which no training has used. The rivals are
-    never growing, random growth, the heuristic, fixed schedules, and hosts of equal size or equal FLOPs. The
-    command prints tables, and writes proof.json and report.html.
+    never growing, random growth, the heuristic, fixed schedules, and hosts of equal size or equal FLOPs. With
+    a budget of FLOPs they also are a ladder of static networks and successive halving over it. The command
+    prints tables, and writes proof.json and report.html.
 
     With --import MODULE (repeatable), a module that registers tasks or datasets is imported first.
 
     Args:
-        task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12.
+        task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12, or a
+            world by its number, such as worlds_small:20003.
             `esper config tasks` lists the tasks.
         policy: Policies to compare: names of policies that ship (such as digits_shift-1), policy files,
             checkpoints or run directories. A run directory means its newest checkpoint;

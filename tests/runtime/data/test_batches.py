@@ -110,6 +110,26 @@ def test_only_some_rows_are_gathered() -> None:
                 assert second.x.numel() == second.y.numel() == 0
 
 
+@pytest.mark.parametrize("length", [4, 150])
+def test_rows_may_change_within_an_epoch_whose_rest_is_left_out(length) -> None:
+    """Epochs shorter and longer than what is drawn at once; each ends after three quarters."""
+    whole, part = (make(small_split(), [[3, 4, 5]], rows=[8], steps_per_epoch=length) for _ in range(2))
+    for _ in range(3):
+        every, some = list(whole), iter(part)
+        for step in range(length * 3 // 4):
+            if step == 0:
+                part.gather([[0, 1, 2]])
+            elif step == length // 2:
+                part.gather([[2]])
+            ((all_rows,), (batch,)) = every[step], next(some)
+            for place, p in enumerate([2] if step >= length // 2 else [0, 1, 2]):
+                count = 1 if step >= length // 2 else 3
+                assert equal([row(all_rows, p, 8)], [row(batch, place, count)])
+        part.skip_epoch()
+        assert part.epoch_done
+        part.skip_epoch()  # nothing is left of this epoch
+
+
 @pytest.mark.parametrize("rows", [[[0]], [[0], [8]], [[-1], None]])
 def test_rows_to_gather_must_exist(rows) -> None:
     with pytest.raises(DataError, match="rows to gather"):

@@ -197,14 +197,52 @@ def test_a_real_epoch_costs_what_is_charged() -> None:
     }
 
 
+def test_even_epochs_cost_the_same_whatever_has_grown() -> None:
+    """Step by step: an epoch goes on until what it has spent, with what is measured after it, reaches its
+    share of the budget."""
+    task = small(even_epochs=True, steps_per_epoch=40, budget_steps=400)
+    env, meter = make_env(task, 6), FlopMeter(task.build_model(1, [0]))
+    host_step = task.batch_size * meter.per_sample({})
+    env.begin_round(0)
+    spent, taken = [0] * 6, []
+    for epoch in range(1, 11):
+        planned = []
+        for place, member in enumerate(env.envs):
+            reports = member.model.reports()
+            coalitions = all_coalitions(blended_slots(member.model.model, member.row))
+            passes = meter.coalitions(reports, coalitions) - meter.forward(reports)
+            measuring = task.batch_size * meter.sensors() + task.val_size * passes
+            step, steps = task.batch_size * meter.per_sample(reports), 0
+            while steps < 1 or spent[place] + steps * step + measuring < epoch * 40 * host_step:
+                steps += 1
+            spent[place] += steps * step + measuring
+            if epoch == 10:
+                spent[place] += (task.final_val_size - task.val_size) * passes
+            planned.append(steps)
+        env.train_epoch(epoch)
+        taken.append(planned)
+        assert [member.planned.steps for member in env.envs] == planned
+        assert [member.flops for member in env.envs] == spent
+        assert [member.planned.is_last for member in env.envs] == [epoch == 10] * 6
+        left = [10 - epoch] * 6
+        assert [math.ceil(member.planned.time.epochs_left - 1e-9) for member in env.envs] == left
+        assert [member.planned.certain for member in env.envs] == left
+        env.validate(epoch)
+        env.act(seen := env.sense(epoch), PLANS(seen))
+    assert env.done
+    assert [outcome.epochs for outcome in env.ledger.outcomes] == [10] * 6
+    assert max(taken[-1]) > 1.5 * min(taken[-1])
+
+
 # -- the time that is left -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_seed_that_may_be_planted_has_time_to_become_permanent(seed) -> None:
+@pytest.mark.parametrize("even", [{}, {"even_epochs": True}, {"even_epochs": True, "steps_per_epoch": 1}])
+def test_a_seed_that_may_be_planted_has_time_to_become_permanent(seed, even) -> None:
     """Random valid actions, then nothing but waiting: everything planted last is permanent at the end, where
     the clock decides. And no mask is stricter than the dearest seed makes necessary."""
-    task, rng = small(budget_steps=24), np.random.default_rng(seed)
+    task, rng = small(budget_steps=24, **even), np.random.default_rng(seed)
     env = make_env(task, 8)
     env.begin_round(0)
     last: dict[int, tuple[str, int]] = {}

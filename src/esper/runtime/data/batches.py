@@ -29,6 +29,9 @@ PIXEL_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64} 
 SMALL_SET = 1 << 22
 """Up to this many pixels a grey dataset is kept normalised as float32: half the time per batch, four times
 the memory."""
+PLANNED_STEPS = 64
+"""Batches are drawn for this many steps at once, so that random numbers and transfers of indices are not paid
+in every step, and few are drawn in vain when the rows to gather change."""
 # Counter 0 of the "condition" stream belongs to the task; these two draw the samples and the wrong labels.
 SUBSET_COUNTER, NOISE_COUNTER = 1, 2
 
@@ -246,7 +249,7 @@ class SharedBatchIterator:
             )
         self._split = split
         self._gathered: list[Sequence[int] | None] = [None] * len(self.groups)
-        self._plans: list[list[tuple[Tensor, ...]]] = []  # of the current epoch, per group and step
+        self._first, self._plans = 0, list[list[tuple[Tensor, ...]]]()  # first planned step; per group, step
         self._devices = (
             tuple(map(torch.device, devices))
             if devices is not None
@@ -296,7 +299,7 @@ class SharedBatchIterator:
             env: self._stream(env, size, wrong)
             for env, size, wrong in zip(self.envs, self._sizes, self._noise, strict=True)
         }
-        self._epoch = -1
+        self._plans = []
 
     def _stream(self, env: int, size: int, noise: float) -> EnvStream:
         pool, labels = self._split.train, self._labels
@@ -323,7 +326,7 @@ class SharedBatchIterator:
         )
 
     def gather(self, rows: Sequence[Sequence[int] | None]) -> None:
-        """From the next epoch on, batches hold these rows of each group, in this order; None: all. A group
+        """From the next batch on, batches hold these rows of each group, in this order; None: all. A group
         without rows gets empty batches, at no cost."""
         if len(rows) != len(self.groups) or any(
             not 0 <= row < count
@@ -331,7 +334,11 @@ class SharedBatchIterator:
             for row in chosen or ()
         ):
             raise DataError(f"rows to gather {rows} of groups with {self.rows} rows; allowed: those of each")
-        self._gathered = list(rows)
+        self._gathered, self._plans = list(rows), []
+
+    def skip_epoch(self) -> None:
+        """Leave out the rest of the epoch: the next batch is the first of the next one."""
+        self._step += -self._step % self.steps_per_epoch
 
     @property
     def epoch_done(self) -> bool:
@@ -343,9 +350,9 @@ class SharedBatchIterator:
             yield self._next()
 
     def _next(self) -> list[Batch]:
-        epoch, step = divmod(self._step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._plans = epoch, self._plan_epoch(epoch)
+        if not self._plans or not self._first <= self._step < self._first + PLANNED_STEPS:
+            self._first, self._plans = self._step, self._plan(self._step)
+        step = self._step - self._first
         self._step += 1
         batches = [self._source.gather(*plan[step]) if plan else _NOTHING for plan in self._plans]
         return [
@@ -353,19 +360,18 @@ class SharedBatchIterator:
             for batch, device in zip(batches, self._devices, strict=True)
         ]
 
-    def _plan_epoch(self, epoch: int) -> list[list[tuple[Tensor, ...]]]:
-        """Draw a whole epoch at once: random numbers and transfers of indices are paid once per epoch, not
-        once per step."""
-        count = self.steps_per_epoch * self.batch_size
+    def _plan(self, first: int) -> list[list[tuple[Tensor, ...]]]:
+        """Draw the samples of the steps from `first` on."""
+        start, count = first * self.batch_size, PLANNED_STEPS * self.batch_size
         wanted = [self._envs_to_gather(number) for number in range(len(self.groups))]
-        taken = {env: self._streams[env].take(epoch * count, count) for env in {*chain(*wanted)}}
+        taken = {env: self._streams[env].take(start, count) for env in {*chain(*wanted)}}
         plans: list[list[tuple[Tensor, ...]]] = []
         for members in wanted:
             if not members:
                 plans.append([])
                 continue
             columns = (
-                np.stack(column).reshape(len(members), self.steps_per_epoch, -1).swapaxes(0, 1)
+                np.stack(column).reshape(len(members), PLANNED_STEPS, -1).swapaxes(0, 1)
                 for column in zip(*(taken[env] for env in members), strict=True)
             )
             home = self._split.dataset.train_x.device

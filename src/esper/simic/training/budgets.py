@@ -2,8 +2,8 @@
 
 A network changes only between epochs, so what an epoch costs is known before it begins, and with it the step
 after which the budget is spent. An episode ends with the epoch in which that happens; this last epoch may be
-short. What is charged: training passes of host and seeds, incubation, the growth sensors, and every
-validation pass beyond one per epoch.
+short. Epochs have equal numbers of steps or, with `even_epochs`, equal FLOPs. What is charged: training
+passes of host and seeds, incubation, the growth sensors, and every validation pass beyond one per epoch.
 """
 
 from __future__ import annotations
@@ -75,31 +75,35 @@ class EpochBudget:
 class FlopsBudget:
     """A number of FLOPs, that of the env. It takes its next training step as long as it has spent less."""
 
-    def __init__(
-        self, task: TaskSpec, model: MorphogeneticModel, *, root_seed: int, measures: bool = True
-    ) -> None:
-        """`model` is one of the task's populations; only its architecture matters. Without `measures`,
-        sensors and coalitions cost nothing."""
-        self.task, self.model, self.root_seed, self.measures = task, model, root_seed, measures
-        self.meter = FlopMeter(model)
+    def __init__(self, task: TaskSpec, meter: FlopMeter, *, root_seed: int, measures: bool = True) -> None:
+        """`meter` counts networks of the task. Without `measures`, sensors and coalitions cost nothing."""
+        self.task, self.meter, self.root_seed, self.measures = task, meter, root_seed, measures
         self.host_step = task.batch_size * self.meter.per_sample({})
         """FLOPs of a training step of the bare host, the unit of a budget."""
+        self._share = task.steps_per_epoch * self.host_step
+        """FLOPs of an epoch, where all cost the same."""
         self._sensors = task.batch_size * self.meter.sensors() if measures else 0
 
     def without_measuring(self) -> FlopsBudget:
-        return FlopsBudget(self.task, self.model, root_seed=self.root_seed, measures=False)
+        return FlopsBudget(self.task, self.meter, root_seed=self.root_seed, measures=False)
 
     def plan(self, env: ParallelEnvState, epoch: int) -> EpochPlan:
         task, total = self.task, env.budget_steps * self.host_step
         reports = env.model.reports()
         step = task.batch_size * self.meter.per_sample(reports)
         coalitions = self._beyond_one_pass(env, epoch)
-        steps = min(task.steps_per_epoch, -(-(total - env.flops) // step))
-        spent = env.flops + steps * step + self._sensors + task.val_size * coalitions
+        measuring = self._sensors + task.val_size * coalitions
+        if task.even_epochs:
+            due = min(epoch * self._share, total)
+            steps = max(-(-(due - env.flops - measuring) // step), 1)
+            whole_epoch = max(self._share, step + measuring)
+        else:
+            steps = min(task.steps_per_epoch, -(-(total - env.flops) // step))
+            whole_epoch = task.steps_per_epoch * step + measuring
+        spent = env.flops + steps * step + measuring
         left = max(total - spent, 0)
         if not left:  # the last epoch may be validated on more samples
             spent += max(task.final_val_size - task.val_size, 0) * coalitions
-        whole_epoch = task.steps_per_epoch * step + self._sensors + task.val_size * coalitions
         return EpochPlan(
             steps=steps,
             lr_factor=task.lr_factor_at(env.flops / total),
@@ -121,11 +125,16 @@ class FlopsBudget:
         """No epoch costs more after one more seed was planted."""
         task = self.task
         training, evaluation = self.meter.bound(env.model.reports(), task.blueprints, most_coalitions)
-        return task.steps_per_epoch * task.batch_size * training + self._sensors + task.val_size * evaluation
+        step, measuring = task.batch_size * training, self._sensors + task.val_size * evaluation
+        if not task.even_epochs:
+            return task.steps_per_epoch * step + measuring
+        # An epoch ends with the first step that reaches its share. Where one step and what is measured fit
+        # into a share, what was spent too much is made up for in the next epoch; otherwise it adds up.
+        return self._share if step + measuring <= self._share else self._share + step + measuring
 
 
 def make_budget(task: TaskSpec, models: Sequence[MorphogeneticModel], *, root_seed: int) -> Budget:
     """The budget that the task asks for."""
     if task.budget == "flops":
-        return FlopsBudget(task, models[0], root_seed=root_seed)
+        return FlopsBudget(task, FlopMeter(models[0]), root_seed=root_seed)
     return EpochBudget(task)

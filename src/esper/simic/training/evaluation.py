@@ -28,14 +28,22 @@ def split_of(task: TaskSpec, root_seed: int) -> Split:
     return _split(task.dataset, task.val_size, task.final_val_size, task.block, root_seed)
 
 
-def open_env(task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int) -> VectorEnv:
-    """One population with an env for each numbered network, without rewards."""
+def open_env(
+    task: TaskSpec, networks: Sequence[int], *, root_seed: int, rows: int, twins: int = 1
+) -> VectorEnv:
+    """One population with an env for each number, without rewards. An env's number is that of its network;
+    with `twins`, envs number `twins`·n to `twins`·(n + 1) − 1 have network n each."""
     split = split_of(task, root_seed)
     task.check_data(split.dataset)
     batches = SharedBatchIterator(
-        split, [networks], task.batch_size, steps_per_epoch=task.steps_per_epoch, seed=root_seed, rows=[rows]
+        split,
+        [[number // twins for number in networks]],
+        task.batch_size,
+        steps_per_epoch=task.steps_per_epoch,
+        seed=root_seed,
+        rows=[rows],
     )
-    group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed)
+    group = create_env_group(task, networks, population=rows, device="cpu", root_seed=root_seed, twins=twins)
     return VectorEnv(task, [group], batches, split, action_rules(task, root_seed=root_seed))
 
 

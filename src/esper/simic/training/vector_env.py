@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -132,10 +132,11 @@ class VectorEnv:
 
     # -- the phases ------------------------------------------------------------------------------------------
 
-    def train_epoch(self, epoch: int, *, steps: int | None = None) -> None:
+    def train_epoch(self, epoch: int, *, steps: int | None = None, sense: bool = True) -> None:
         """One epoch of training of every population that has an env whose episode goes on. Each env takes as
         many steps as its budget allows. `steps` ends the epoch early for all; only the last epoch of an
-        episode may be shorter than the others."""
+        episode may be shorter than the others. Without `sense` nothing is measured, for networks that nobody
+        decides for."""
         running = [group for group in self.groups if group.active]
         for group in running:
             for env in group.active:
@@ -143,28 +144,30 @@ class VectorEnv:
                 env.plan = plan if steps is None else replace(plan, steps=min(plan.steps, steps))
                 env.flops = plan.flops
             group.begin_epoch()
-        self._gather()
-        for step, batches in enumerate(islice(self.train, steps), 1):
-            for group, batch in zip(self.groups, batches, strict=True):
-                taken = [env.planned.steps for env in group.active]
-                if max(taken, default=0) >= step:
-                    self._rest(group, step)
-                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=step in taken)
-        finish_training(running)
+        ends = [{env.planned.steps for env in group.active} for group in self.groups]
+        changes = {0, *chain(*ends)} if self.task.budget == "flops" else set()
+        batches = iter(self.train)
+        for step in range(1, 1 + max(chain(*ends), default=0)):
+            if step - 1 in changes:
+                self._gather(step)
+            for group, end, batch in zip(self.groups, ends, next(batches), strict=True):
+                if max(end, default=0) >= step:
+                    last = sense and step in end
+                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=last)
+        if changes:
+            self.train.skip_epoch()
+        if sense:
+            finish_training(running)
 
-    def _gather(self) -> None:
-        """Let the epoch's batches hold the rows alone that train. Where all rows take the same steps, those
-        without an env train along."""
-        if self.task.budget == "flops":
-            for group in self.groups:
-                rows = [env.row for env in group.active]
-                group.gathered = group.model.padded(rows) if rows else []
-            self.train.gather([group.gathered for group in self.groups])
-
-    def _rest(self, group: EnvGroup, step: int) -> None:
-        """Let rows rest that take no further step of this epoch."""
-        if self.task.budget == "flops":
-            group.model.train_only([env.row for env in group.active if env.planned.steps >= step])
+    def _gather(self, step: int) -> None:
+        """Let the batches from this step on hold the rows alone that take it; the others rest. Where all rows
+        take the same steps, those without an env train along."""
+        for group in self.groups:
+            rows = [env.row for env in group.active if env.planned.steps >= step]
+            group.gathered = group.model.padded(rows) if rows else []
+            if rows:
+                group.model.train_only(rows)
+        self.train.gather([group.gathered for group in self.groups])
 
     def validate(self, epoch: int) -> None:
         """Evaluate every coalition of every env on the shared validation set. That of an env's last epoch may

@@ -1,0 +1,198 @@
+"""Families of worlds. A world is one drawn task: host, data, conditions, budget of FLOPs and prices follow
+from its number alone. Whether to grow, how much and where differs from world to world.
+
+Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
+judged on the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from esper.kasmina import FlopMeter
+from esper.kasmina.optim import OptimizerConfig
+from esper.leyline import AUTOMATIC_GATES, GateConfig, ObjectiveConfig, Pacing, format_slot_id
+from esper.leyline.errors import EsperError, allowed
+from esper.leyline.rng import stream_seed
+from esper.runtime.data.datasets import dataset_facts
+from esper.runtime.tasks import ConditionSpace, TaskSpec
+
+TRAINING_WORLDS, TUNING_WORLDS = range(10_000), range(10_000, 20_000)
+HELD_OUT_WORLDS = range(20_000, 1_000_000)
+
+DATASETS = ("digits", "mnist1d", "mnist14", "fashion14")
+TRAIN_SIZES = (100, 3200)
+"""Number of training samples, log-uniform; at most what the dataset has beside its validation samples."""
+NOISE_CHANCE, LABEL_NOISES = 0.5, (0.05, 0.3)
+"""Share of wrong labels: 0, or uniform with this probability."""
+RATES = (0.005, 0.05)
+"""Learning rate of host and seeds, log-uniform."""
+WIDTHS, DEPTHS, KERNELS = (1, 2, 4), (2, 3, 4), (1, 3, 3)
+"""Channels of the first block, number of blocks, and side of the host's kernels."""
+BUDGETS = (25, 200)
+"""Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
+every slot."""
+EPOCHS = (16, 24)
+"""Number of epochs, each followed by a decision. They cost equal FLOPs."""
+FREE_CHANCE, SIZE_PRICES, WASTE_PRICES = 0.2, (0.002, 0.05), (0.002, 0.05)
+"""λ and κ: each is 0 with this probability, else log-uniform."""
+BLUEPRINTS = ("conv_light", "conv_small", "norm", "residual")
+DEAREST = "residual"
+SLOTS = 3
+"""Of all places after a block or its pooling, so many are drawn."""
+POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 8, 32, 128, 512
+POOLS = 3
+"""Images of 8 pixels can be halved so often."""
+_SAMPLES = {"digits": 835, "mnist1d": 3488}
+"""Training samples beside those for validation, where these are few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What was drawn of one world."""
+
+    number: int
+    dataset: str
+    train_size: int
+    label_noise: float
+    learning_rate: float
+    width: int
+    depth: int
+    kernel: int
+    slots: tuple[str, ...]
+    """In row-major order, as tasks list them."""
+    largest_steps: int
+    """Its budget, in training steps of the largest network."""
+    epochs: int
+    size_price: float
+    waste_price: float
+
+
+def draw_world(number: int) -> World:
+    """What is drawn of `worlds_small:number`. Each property has a random number of its own."""
+    names = ("data", "size", "noisy", "noise", "rate", "width", "depth", "kernel", "budget", "epochs")
+    prices = ("size_free", "size_price", "waste_free", "waste_price")
+    rng = np.random.default_rng(stream_seed(0, "world", number))
+    drawn = dict(zip((*names, *prices), rng.random(len(names) + len(prices)).tolist(), strict=True))
+    dataset, depth = _choose(DATASETS, drawn["data"]), _choose(DEPTHS, drawn["depth"])
+    places = [(row, block) for row in (0, 1) for block in range(depth if row == 0 else min(depth, POOLS))]
+    slots = sorted(places[i] for i in rng.permutation(len(places))[:SLOTS])
+    low, high = TRAIN_SIZES
+    return World(
+        number=number,
+        dataset=dataset,
+        train_size=round(_log_uniform((low, min(high, _SAMPLES.get(dataset, high))), drawn["size"])),
+        label_noise=_uniform(LABEL_NOISES, drawn["noise"]) if drawn["noisy"] < NOISE_CHANCE else 0.0,
+        learning_rate=_log_uniform(RATES, drawn["rate"]),
+        width=_choose(WIDTHS, drawn["width"]),
+        depth=depth,
+        kernel=_choose(KERNELS, drawn["kernel"]),
+        slots=tuple(format_slot_id(row, block) for row, block in slots),
+        largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
+        epochs=_choose(range(EPOCHS[0], EPOCHS[1] + 1), drawn["epochs"]),
+        size_price=_price(SIZE_PRICES, drawn["size_free"], drawn["size_price"]),
+        waste_price=_price(WASTE_PRICES, drawn["waste_free"], drawn["waste_price"]),
+    )
+
+
+def _choose(values: Sequence[Any], share: float) -> Any:
+    return values[int(share * len(values))]
+
+
+def _uniform(limits: tuple[float, float], share: float) -> float:
+    return limits[0] + share * (limits[1] - limits[0])
+
+
+def _log_uniform(limits: tuple[float, float], share: float) -> float:
+    return math.exp(_uniform((math.log(limits[0]), math.log(limits[1])), share))
+
+
+def _price(limits: tuple[float, float], free: float, share: float) -> float:
+    return 0.0 if free < FREE_CHANCE else _log_uniform(limits, share)
+
+
+@cache
+def small_world(number: int) -> TaskSpec:
+    """The task `worlds_small:number`."""
+    world = draw_world(number)
+    facts = dataset_facts(world.dataset)
+    assert facts is not None, "datasets of worlds are built in"
+    channels, height, size = facts.shape
+    host = {"kind": "cnn", "blocks": world.depth, "base": world.width, "kernel": world.kernel}
+    host |= {"channels": channels, "size": size, "pools": min(world.depth, POOLS)}
+    if height == 1:
+        host["height"] = 1
+
+    def task(steps_per_epoch: int) -> TaskSpec:
+        return TaskSpec(
+            name=f"worlds_small:{number}",
+            host=host,
+            slots=world.slots,
+            dataset=world.dataset,
+            batch_size=BATCH,
+            steps_per_epoch=steps_per_epoch,
+            val_size=VAL_SIZE,
+            final_val_size=FINAL_VAL_SIZE,
+            episode_length=world.epochs,
+            population=POPULATION,
+            optimizer=OptimizerConfig(
+                kind="adamw", host_lr=world.learning_rate, seed_lr=world.learning_rate, host_decay=1e-4
+            ),
+            lr_decay=True,
+            pacing=Pacing(
+                min_training_epochs=2,
+                min_blending_epochs=0,
+                min_prune_age=1,
+                embargo_epochs=1,
+                auto_forward_gates=AUTOMATIC_GATES,
+            ),
+            gates=GateConfig(permissive=True),
+            objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
+            blueprints=BLUEPRINTS,
+            conditions=ConditionSpace(
+                cripple_probability=0.0, train_sizes=(world.train_size,), label_noises=(world.label_noise,)
+            ),
+            budget="flops",
+            budget_steps=steps_per_epoch * world.epochs,
+            even_epochs=True,
+        )
+
+    # The budget is given in steps of the largest network, a task's in steps of its bare host.
+    steps = world.largest_steps * largest_ratio(task(1))
+    return task(max(1, round(steps / world.epochs)))
+
+
+def largest_ratio(task: TaskSpec) -> float:
+    """FLOPs of a training step of the largest network, in those of the bare host."""
+    model = task.build_model(1, [0])
+    meter = FlopMeter(model)
+    host = meter.per_sample({})
+    return (host + sum(meter.bank(slot, DEAREST).training for slot in task.slots)) / host
+
+
+FAMILIES = {"worlds_small": small_world}
+"""What draws the task with a number, by the name of the family."""
+
+
+def get_world(family: str, number: str) -> TaskSpec:
+    """A world by the text of its number."""
+    if not number.isascii() or not number.isdecimal() or len(number) > 6 or str(int(number)) != number:
+        ranges = [
+            f"{worlds[0]:,} to {worlds[-1]:,} ({use})"
+            for worlds, use in (
+                (TRAINING_WORLDS, "training"),
+                (TUNING_WORLDS, "tuning"),
+                (HELD_OUT_WORLDS, "held out"),
+            )
+        ]
+        example = f"{family}:17"
+        raise EsperError(
+            f"task {family}:{number}: {number!r} is no number of a world; {allowed(ranges)}; as in {example}"
+        )
+    return FAMILIES[family](int(number))

@@ -1,0 +1,156 @@
+"""Worlds: what their numbers draw, within which limits, and how they are named."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, fields
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.leyline import EsperError
+from esper.runtime import get_task_spec
+from esper.runtime.data import load_dataset, validation_split
+from esper.runtime.tasks import draw_condition
+from esper.runtime.worlds import (
+    BATCH,
+    BUDGETS,
+    DATASETS,
+    DEPTHS,
+    EPOCHS,
+    FINAL_VAL_SIZE,
+    HELD_OUT_WORLDS,
+    KERNELS,
+    LABEL_NOISES,
+    RATES,
+    SIZE_PRICES,
+    TRAIN_SIZES,
+    TRAINING_WORLDS,
+    TUNING_WORLDS,
+    VAL_SIZE,
+    WASTE_PRICES,
+    WIDTHS,
+    World,
+    draw_world,
+)
+
+MANY = [draw_world(number) for number in range(2000)]
+
+
+def test_every_property_stays_within_its_range_and_uses_it() -> None:
+    limits = {
+        "train_size": TRAIN_SIZES,
+        "learning_rate": RATES,
+        "largest_steps": BUDGETS,
+        "epochs": EPOCHS,
+        "label_noise": (0.0, LABEL_NOISES[1]),
+        "size_price": (0.0, SIZE_PRICES[1]),
+        "waste_price": (0.0, WASTE_PRICES[1]),
+    }
+    for name, (low, high) in limits.items():
+        values = [getattr(world, name) for world in MANY]
+        assert low <= min(values) <= max(values) <= high, name
+        assert max(values) > low + 0.9 * (high - low), name
+    for name, choices in {"dataset": DATASETS, "width": WIDTHS, "depth": DEPTHS, "kernel": KERNELS}.items():
+        counts = Counter(getattr(world, name) for world in MANY)
+        assert set(counts) == set(choices)
+        for value, count in Counter(choices).items():  # a value may be listed twice
+            assert counts[value] / len(MANY) == pytest.approx(count / len(choices), abs=0.05)
+
+
+def test_prices_are_zero_in_a_fifth_of_worlds_and_otherwise_log_uniform() -> None:
+    for name, (low, high) in {"size_price": SIZE_PRICES, "waste_price": WASTE_PRICES}.items():
+        prices = [getattr(world, name) for world in MANY]
+        assert sum(price == 0 for price in prices) / len(MANY) == pytest.approx(0.2, abs=0.03)
+        charged = [price for price in prices if price]
+        below_middle = sum(price < math.sqrt(low * high) for price in charged) / len(charged)
+        assert below_middle == pytest.approx(0.5, abs=0.04)
+        assert min(charged) >= low
+
+
+def test_properties_do_not_follow_each_other() -> None:
+    by_name = {
+        field.name: torch.tensor([float(getattr(world, field.name)) for world in MANY])
+        for field in fields(World)
+        if field.name not in ("dataset", "slots", "train_size")  # digits has fewer samples than the others
+    }
+    related = torch.corrcoef(torch.stack(list(by_name.values()))).abs()
+    assert float((related - torch.eye(len(by_name))).max()) < 0.1
+
+
+def test_a_world_follows_from_its_number_in_every_process() -> None:
+    code = "from esper.runtime.worlds import draw_world; print(draw_world(17), draw_world(20_000))"
+    printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == f"{draw_world(17)} {draw_world(20_000)}"
+    assert draw_world(17) != draw_world(18)
+
+
+def test_the_task_of_a_world_has_what_was_drawn() -> None:
+    for number in (0, 1, 2, 5):
+        world, task = draw_world(number), get_task_spec(f"worlds_small:{number}")
+        condition = draw_condition(task, root_seed=3, episode=1, env=2)
+        host = task.outline.spec()
+        assert asdict(world) == asdict(world) | {
+            "dataset": task.dataset,
+            "train_size": condition.train_size,
+            "label_noise": condition.label_noise,
+            "learning_rate": condition.learning_rate,
+            "width": host["base"],
+            "depth": host["blocks"],
+            "kernel": host["kernel"],
+            "slots": task.slots,
+            "epochs": task.episode_length,
+            "size_price": task.objective.size_price,
+            "waste_price": task.objective.waste_price,
+        }
+        assert task.family_name == "worlds_small"
+        assert task.population == 8
+        assert len(task.slots) == 3
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number) -> None:
+    """Counted by torch on a real forward and backward pass."""
+    task = get_task_spec(f"worlds_small:{number}")
+    costs = []
+    for seeds in ((), task.slots):
+        model = task.build_model(1, [0])
+        for slot in seeds:
+            model.plant_fossil(slot, "residual")
+        x = torch.randn(4, *model.host.example_input(1).shape[1:])
+        with FlopCounterMode(display=False) as counter:
+            model.losses(x, torch.zeros(1, 4, dtype=torch.int64)).total().backward()
+        costs.append(counter.get_total_flops())
+    steps = draw_world(number).largest_steps
+    assert task.budget_steps * costs[0] / costs[1] == pytest.approx(steps, rel=0.03, abs=3)
+
+
+def test_embedded_data_have_as_many_samples_as_worlds_may_draw() -> None:
+    for dataset in ("digits", "mnist1d"):
+        most = max(world.train_size for world in MANY if world.dataset == dataset)
+        split = validation_split(load_dataset(dataset), VAL_SIZE, 0, final_size=FINAL_VAL_SIZE)
+        assert BATCH <= most <= len(split.train)
+
+
+def test_ranges_of_numbers_do_not_overlap() -> None:
+    assert [TRAINING_WORLDS[0], TUNING_WORLDS[0], HELD_OUT_WORLDS[0]] == [0, 10_000, 20_000]
+    assert (TRAINING_WORLDS.stop, TUNING_WORLDS.stop) == (TUNING_WORLDS.start, HELD_OUT_WORLDS.start)
+
+
+@pytest.mark.parametrize("text", ["", ":", ":x", ":-1", ":1.5", ":007", ":1000000", ":²"])
+def test_a_bad_number_is_refused_with_those_that_are_allowed(text) -> None:
+    with pytest.raises(EsperError, match="no number of a world; allowed: 0 to 9,999"):
+        get_task_spec(f"worlds_small{text}")
+
+
+def test_a_world_can_have_other_sizes() -> None:
+    task = get_task_spec("worlds_small:3,val_size=64,population=16")
+    assert (task.val_size, task.population, task.name) == (64, 16, "worlds_small:3,val_size=64,population=16")
+    assert task.family_name == "worlds_small"
+    assert task.host == get_task_spec("worlds_small:3").host
+    with pytest.raises(EsperError, match="'episode_length=3' is not field=number"):
+        get_task_spec("worlds_small:3,episode_length=3")
