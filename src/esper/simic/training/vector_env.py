@@ -156,6 +156,8 @@ class VectorEnv:
                     process_train_batch(group, batch.x, batch.y, self.criterion, sense=last)
         if changes:
             self.train.skip_epoch()
+        elif steps is None:
+            next(batches, None)  # all were taken: the iterator ends its epoch
         if sense:
             finish_training(running)
 
