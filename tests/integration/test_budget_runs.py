@@ -14,25 +14,13 @@ from esper.nissa import TelemetryHub
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_update import gae
 from esper.simic.training import vectorized
-from memory_output import MemoryOutput
+from memory_output import StopAfter
 from run_helpers import SMALL, assert_same_run, last_checkpoint, rows, story, train
 
 EPOCHS, FLOPS = "digits_shift:episode_length=4", "digits_flops:budget_steps=24"
 ENVS = 5
 BOTH = {**SMALL, "task": (EPOCHS, FLOPS), "episode_length": None, "envs": ENVS}
 GAMMA, LAMBDA = 0.9, 0.8
-
-
-class StopAfter(MemoryOutput):
-    """Requests a stop at the first event of an epoch of a round."""
-
-    def __init__(self, round_idx: int, epoch: int) -> None:
-        super().__init__(wants_step_events=True)
-        self.wanted = round_idx, epoch
-
-    def emit(self, seq, event):
-        if (event.round_idx, event.epoch) == self.wanted:
-            vectorized.request_stop()
 
 
 class Recorded(PPOAgent):

@@ -18,7 +18,7 @@ from esper.runtime.tasks import get_task_spec
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import load_policy
-from memory_output import MemoryOutput
+from memory_output import StopAfter
 from run_helpers import SMALL, assert_same_run, last_checkpoint, rows, story, train
 
 TASKS = ("digits_shift:episode_length=8", "digits_scale:episode_length=5", "digits_mlp:episode_length=7")
@@ -27,18 +27,6 @@ TASKS = ("digits_shift:episode_length=8", "digits_scale:episode_length=5", "digi
 
 def many(**changes):
     return {**SMALL, "task": TASKS, "episode_length": None, **changes}
-
-
-class StopAfter(MemoryOutput):
-    """Requests a stop at the first event of an epoch of a round."""
-
-    def __init__(self, round_idx: int, epoch: int) -> None:
-        super().__init__(wants_step_events=True)
-        self.wanted = round_idx, epoch
-
-    def emit(self, seq, event):
-        if (event.round_idx, event.epoch) == self.wanted:
-            vectorized.request_stop()
 
 
 @pytest.fixture(scope="module")

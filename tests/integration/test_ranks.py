@@ -21,24 +21,12 @@ from esper.simic.ranks import Ranks, current, joined
 from esper.simic.training import vectorized
 from esper.simic.training.probe import fit_probe
 from esper.simic.training.sharded_envs import ShardedEnvs
-from memory_output import MemoryOutput
+from memory_output import StopAfter
 from proof.worlds import policy_file
 from rank_helpers import SEVERAL, end_of, on_ranks, start_ranks, train_here, train_on
 from run_helpers import assert_same_run, last_checkpoint, train
 
 TASKS = ("digits_shift:episode_length=5", "digits_mlp:episode_length=3")
-
-
-class StopAfter(MemoryOutput):
-    """Requests a stop at the first event of an epoch."""
-
-    def __init__(self, round_idx: int, epoch: int) -> None:
-        super().__init__(wants_step_events=True)
-        self.wanted = round_idx, epoch
-
-    def emit(self, seq, event):
-        if (event.round_idx, event.epoch) == self.wanted:
-            vectorized.request_stop()
 
 
 def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,11 +17,11 @@ import numpy as np
 
 from esper.kasmina import FlopMeter
 from esper.kasmina.optim import OptimizerConfig
-from esper.leyline import AUTOMATIC_GATES, GateConfig, ObjectiveConfig, Pacing, format_slot_id
+from esper.leyline import ObjectiveConfig, format_slot_id
 from esper.leyline.errors import EsperError, allowed
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import dataset_facts
-from esper.runtime.tasks import ConditionSpace, TaskSpec
+from esper.runtime.tasks import TASKS, ConditionSpace, TaskSpec
 
 TRAINING_WORLDS, TUNING_WORLDS = range(10_000), range(10_000, 20_000)
 HELD_OUT_WORLDS = range(20_000, 1_000_000)
@@ -130,7 +130,8 @@ def small_world(number: int) -> TaskSpec:
         host["height"] = 1
 
     def task(steps_per_epoch: int) -> TaskSpec:
-        return TaskSpec(
+        return replace(
+            TASKS["digits_baseline"],
             name=f"worlds_small:{number}",
             host=host,
             slots=world.slots,
@@ -144,15 +145,6 @@ def small_world(number: int) -> TaskSpec:
             optimizer=OptimizerConfig(
                 kind="adamw", host_lr=world.learning_rate, seed_lr=world.learning_rate, host_decay=1e-4
             ),
-            lr_decay=True,
-            pacing=Pacing(
-                min_training_epochs=2,
-                min_blending_epochs=0,
-                min_prune_age=1,
-                embargo_epochs=1,
-                auto_forward_gates=AUTOMATIC_GATES,
-            ),
-            gates=GateConfig(permissive=True),
             objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
             blueprints=BLUEPRINTS,
             conditions=ConditionSpace(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from esper._archive import load_tensors
 from esper.leyline import EsperError, PolicyObservation, stream_seed
+from esper.simic.agent.adam_state import adam_tensors, load_adam
 
 GAIN_FLOOR = 0.01
 """Smallest scale of gains: one point of J. Below it, differences between plans are noise."""
@@ -169,9 +170,6 @@ class Replay:
         self.episodes: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         """World, plan, gain and the members that learn from it, of each round's episodes."""
 
-    def __len__(self) -> int:
-        return sum(len(world) for world, *_ in self.episodes)
-
     def add(self, sight: Sight, world: Tensor, plans: Tensor, gain: Tensor, learns: Tensor) -> None:
         """Episodes [N] in the worlds of `sight`, by their row; `learns` [N, M]."""
         before = sum(len(s.base) for s in self.sights)
@@ -260,7 +258,7 @@ class PlanValueLearner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"network.{name}": t for name, t in self.values.state_dict().items()}
-        tensors |= {f"adam.{name}": t for name, t in self._adam_tensors().items()}
+        tensors |= {f"adam.{name}": t for name, t in adam_tensors(self.optimizer, self.values).items()}
         tensors |= {f"replay.{name}": t for name, t in self.replay.state_tensors().items()}
         return tensors, {"rounds": self.rounds}
 
@@ -271,19 +269,5 @@ class PlanValueLearner:
             parts[part][rest] = tensor
         self.rounds = meta["rounds"]
         load_tensors("values", self.values.state_dict(), parts["network"])
-        if parts["adam"]:
-            for parameter in self.values.parameters():
-                self.optimizer.state[parameter] = {
-                    "step": torch.zeros(()),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-        load_tensors("values (adam)", self._adam_tensors(), parts["adam"])
+        load_adam("values", self.optimizer, self.values, parts["adam"])
         self.replay.load_state_tensors(parts["replay"])
-
-    def _adam_tensors(self) -> dict[str, Tensor]:
-        return {
-            f"{key}.{name}": value
-            for name, parameter in self.values.named_parameters()
-            for key, value in self.optimizer.state[parameter].items()
-        }

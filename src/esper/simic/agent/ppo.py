@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from esper._archive import load_tensors, read_archive, require_equal, write_archive
+from esper._archive import read_archive, require_equal, write_archive
 from esper._files import check_version, decode
 from esper.leyline import (
     HEAD_NAMES,
@@ -27,6 +27,7 @@ from esper.leyline import (
     StructureError,
     stream_seed,
 )
+from esper.simic.agent.adam_state import adam_tensors, load_adam
 from esper.simic.agent.normalization import MeanStdState, PopArt
 from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
 from esper.simic.agent.ppo_update import (
@@ -267,7 +268,9 @@ class PPOAgent:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The whole agent as tensors and JSON, for a file of its own or as part of a checkpoint."""
         tensors = {f"network.{name}": t for name, t in self.policy.network.state_dict().items()}
-        tensors |= {f"adam.{name}": t for name, t in self._adam_tensors().items()}
+        tensors |= {
+            f"adam.{name}": t for name, t in adam_tensors(self.optimizer, self.policy.network).items()
+        }
         tensors |= {f"buffer.{name}": t for name, t in self.buffer.state_tensors().items()}
         return tensors, {
             "kind": KIND,
@@ -285,14 +288,6 @@ class PPOAgent:
             "imitations": self.imitations,
             "skipped_steps": self.skipped_steps,
             "popart": [statistics.state_dict() for statistics in self.popart.statistics],
-        }
-
-    def _adam_tensors(self) -> dict[str, Tensor]:
-        """Moments and step counts by parameter name; a parameter that was never stepped has none."""
-        return {
-            f"{key}.{name}": value
-            for name, parameter in self.policy.network.named_parameters()
-            for key, value in self.optimizer.state[parameter].items()
         }
 
     @classmethod
@@ -342,19 +337,9 @@ class PPOAgent:
             )
         for statistics, stored in zip(agent.popart.statistics, header.popart, strict=True):
             statistics.load_state_dict(asdict(stored))
-        agent._load_adam(origin, parts["adam"])
+        load_adam(origin, agent.optimizer, policy.network, parts["adam"])
         agent.buffer.load_state_tensors(header.buffer_length, parts["buffer"])
         return agent
-
-    def _load_adam(self, origin: object, stored: Mapping[str, Tensor]) -> None:
-        if stored:
-            for parameter in self.policy.network.parameters():
-                self.optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-        load_tensors(f"{origin} (adam)", self._adam_tensors(), stored)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_archive(path, *self.state())

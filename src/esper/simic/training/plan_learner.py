@@ -126,7 +126,7 @@ class PlanLearner:
         grown = obs.blueprints.cpu()
         target = torch.cat(
             [
-                self._best(space, grown[space.envs], value, plans)
+                self._best(grown[space.envs], value, plans)
                 for space, value, plans in zip(self.spaces, self._round.value, self._round.plans, strict=True)
             ]
         )
@@ -167,7 +167,7 @@ class PlanLearner:
             plans.append(own)
         return _Round(sight, torch.cat(played), values, plans)
 
-    def _best(self, space: PlanSpace, grown: Tensor, value: Tensor, plans: Tensor) -> Tensor:
+    def _best(self, grown: Tensor, value: Tensor, plans: Tensor) -> Tensor:
         """[E, S]: the best plan that contains what has grown; what has grown if no plan does."""
         contains = ((grown.unsqueeze(1) == NOTHING) | (grown.unsqueeze(1) == plans)).all(-1)  # [E, P]
         own = value.repeat_interleave(self.twins, 0).masked_fill(~contains, -torch.inf)
