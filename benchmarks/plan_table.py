@@ -1,11 +1,16 @@
 """J of every plan in every world, measured once: algorithms that choose plans are then compared in seconds.
 
-A *world* is a numbered training network of a task. A *plan* says which seed grows in which slot. Its seeds
-are planted from the first decision on, one per epoch, in the order of the slots.
+A *world* is a numbered training network of a task; of a family of tasks, for example `worlds_small`, it is
+network 0 of the task with that number. A *plan* says which seed grows in which slot. Its seeds are planted
+from the first decision on, one per epoch, in the order of the slots. The table also holds what is observed at
+that decision, so that a policy sees what it would see in the real environment.
 
-`python -m benchmarks.plan_table digits_shift` measures 64 plans in 128 worlds. Every finished plan is kept
-at once, so a job that was stopped goes on where it was; `--shard 0/2` and `--shard 1/2` divide the plans
-between two processes. The last process to finish writes the table, `benchmarks/tables/TASK.safetensors`."""
+`python -m benchmarks.plan_table digits_shift` measures all 64 plans in 128 worlds. Every finished plan (of a
+family: every finished world) is kept at once, so a job that was stopped goes on where it was; `--shard 0/2`
+and `--shard 1/2` divide the work between two processes. The last process to finish writes the table,
+`benchmarks/tables/TASK.safetensors`.
+
+P plans, W worlds, S slots, B blueprints of the task."""
 
 from __future__ import annotations
 
@@ -15,37 +20,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import torch
+from torch import Tensor
 
-from esper._archive import read_archive, write_archive
-from esper.leyline import EsperError, stream_seed
-from esper.proof.episodes import play
-from esper.runtime.tasks import TaskSpec, parse_task
-from esper.simic.training.evaluation import TRAINING
-from esper.tamiyo import FixedSchedule, Planting
+from esper._archive import read_archive, require_equal, write_archive
+from esper.kasmina import FlopMeter
+from esper.leyline import EpisodeOutcome, EsperError, blueprint_index, stream_seed
+from esper.proof.episodes import finish_round, play
+from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
+from esper.runtime.worlds import FAMILIES
+from esper.simic.agent.plan_values import Sight
+from esper.simic.training.evaluation import TRAINING, in_populations, open_env
+from esper.simic.training.vector_env import VectorEnv
+from esper.tamiyo import FixedSchedule, Planting, features
 
 TABLES = Path(__file__).parent / "tables"
-KIND = "plan-table"
+KIND, VERSION = "plan-table", 2
 FIGURES = ("objective", "accuracy", "added_params")
+ROWS = 8
+"""A population has a multiple of this many networks."""
+Array = npt.NDArray[np.float64]
 Plan = tuple[str | None, ...]
 """The blueprint in each slot of the task; None: nothing grows there."""
+Figures = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """Figures of one task, [plans, worlds] each."""
+    """Figures of one task, [P, W] each, and what is seen of each world before anything grows in it."""
 
     task: str
+    blueprints: tuple[str, ...]
     plans: tuple[Plan, ...]
+    """The first grows nothing."""
     first_world: int
-    objective: np.ndarray
+    env_steps: int
+    """Env-steps that one episode counts: the epochs of the longest one."""
+    waste_price: float
+    """κ of the first world: what J loses for a seed that is not kept."""
+    objective: Array
     """J in [0, 1]."""
-    accuracy: np.ndarray
+    accuracy: Array
     """Committed validation accuracy in percent."""
-    added_params: np.ndarray
+    added_params: Array
+    sight: Sight
+    """Of W worlds; the quotes are those of `blueprints`."""
+    crippled: npt.NDArray[np.bool_]
+    """[W, blocks]: the blocks of each host that are crippled; no columns if the task draws none."""
+
+    def __post_init__(self) -> None:
+        if any(blueprint is not None for blueprint in self.plans[0]):
+            raise EsperError(f"table of {self.task}: the first plan is {self.plans[0]}, must grow nothing")
+
+    def rows(self) -> npt.NDArray[np.int64]:
+        """[P, S]: the plans as indices into `blueprints`, −1 where nothing grows."""
+        index = {None: -1, **{name: i for i, name in enumerate(self.blueprints)}}
+        return np.array([[index[blueprint] for blueprint in plan] for plan in self.plans])
 
 
 def draw_plans(task: TaskSpec, number: int) -> tuple[Plan, ...]:
@@ -70,18 +105,7 @@ def schedule(task: TaskSpec, plan: Plan) -> tuple[Planting, ...]:
     )
 
 
-def measure(task: TaskSpec, plan: Plan, worlds: Sequence[int]) -> dict[str, list[float]]:
-    """The figures of one plan in these worlds."""
-    plantings = schedule(task, plan)
-    outcomes = [
-        played.outcome
-        for played in play(
-            task,
-            lambda envs: FixedSchedule([plantings] * len(envs)),
-            root_seed=TRAINING,
-            networks=worlds,
-        )
-    ]
+def _figures(outcomes: Sequence[EpisodeOutcome]) -> Figures:
     return {
         "objective": [outcome.objective for outcome in outcomes],
         "accuracy": [outcome.committed_accuracy for outcome in outcomes],
@@ -89,28 +113,121 @@ def measure(task: TaskSpec, plan: Plan, worlds: Sequence[int]) -> dict[str, list
     }
 
 
-def finished_plans(parts: Path, name: str) -> dict[int, dict[str, list[float]]]:
-    """Figures of the plans that any process has finished, by number. A last line that was cut is ignored."""
+def first_sight(env: VectorEnv, task: TaskSpec) -> Sight:
+    """What is seen of fresh networks after their first epoch."""
+    env.begin_round(0)
+    env.train_epoch(1)
+    env.validate(1)
+    obs, _ = env.observe(env.sense(1))
+    sight = Sight.of(obs, torch.arange(len(obs.base)))
+    offered = [blueprint_index(name) for name in task.blueprints]
+    return sight._replace(quotes=sight.quotes[:, :, offered])
+
+
+class OneTask:
+    """Worlds are networks of one task. A piece of work is one plan in all worlds."""
+
+    def __init__(self, task: TaskSpec, plans: int, worlds: range) -> None:
+        self.task, self.worlds, self.name = task, worlds, task.name
+        self.plans = draw_plans(task, plans)
+        self.pieces = [[*plan] for plan in self.plans]
+
+    def measure(self, piece: int) -> Figures:
+        plantings = schedule(self.task, self.plans[piece])
+        played = play(
+            self.task,
+            lambda envs: FixedSchedule([plantings] * len(envs)),
+            root_seed=TRAINING,
+            networks=self.worlds,
+        )
+        return _figures([one.outcome for one in played])
+
+    def figures(self, finished: dict[int, Figures]) -> dict[str, Tensor]:
+        return {name: torch.tensor([finished[i][name] for i in range(len(self.pieces))]) for name in FIGURES}
+
+    def sight(self) -> Sight:
+        size = self.task.population
+        parts = [
+            first_sight(open_env(self.task, networks, root_seed=TRAINING, rows=size), self.task)
+            for networks in in_populations(self.worlds, size)
+        ]
+        return Sight(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def crippled(self) -> Tensor:
+        if self.task.conditions is None:
+            return torch.zeros(len(self.worlds), 0, dtype=torch.bool)
+        drawn = [draw_condition(self.task, TRAINING, 0, world).crippled for world in self.worlds]
+        return torch.tensor(drawn, dtype=torch.bool)
+
+
+class Family:
+    """Worlds are tasks of one family, which have the same number of slots and the same blueprints. A piece of
+    work is one world with all plans: one population of equal networks."""
+
+    def __init__(self, name: str, plans: int, worlds: range) -> None:
+        self.name, self.worlds = name, worlds
+        self.task = self._task(0)
+        self.plans = draw_plans(self.task, plans)
+        self.pieces = [[f"{name}:{world}"] for world in worlds]
+
+    def _task(self, piece: int) -> TaskSpec:
+        return parse_task(f"{self.name}:{self.worlds[piece]}")
+
+    def _open(self, task: TaskSpec, networks: int) -> VectorEnv:
+        rows = -(-networks // ROWS) * ROWS
+        return open_env(task, range(networks), root_seed=TRAINING, rows=rows, twins=rows)
+
+    def measure(self, piece: int) -> Figures:
+        task = self._task(piece)
+        env = self._open(task, len(self.plans))
+        env.begin_round(0)
+        policy = FixedSchedule([schedule(task, plan) for plan in self.plans])
+        played = finish_round(env, task, policy, FlopMeter(task.build_model(1, [0])))
+        return _figures([one.outcome for one in played])
+
+    def figures(self, finished: dict[int, Figures]) -> dict[str, Tensor]:
+        return {
+            name: torch.tensor([finished[i][name] for i in range(len(self.pieces))]).T for name in FIGURES
+        }
+
+    def sight(self) -> Sight:
+        tasks = [self._task(piece) for piece in range(len(self.pieces))]
+        parts = [first_sight(self._open(task, 1), task) for task in tasks]
+        return Sight(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def crippled(self) -> Tensor:
+        return torch.zeros(len(self.worlds), 0, dtype=torch.bool)
+
+
+Work = OneTask | Family
+
+
+def finished_pieces(parts: Path, work: Work) -> dict[int, Figures]:
+    """Figures of the pieces that any process has finished, by number. A last line that was cut is ignored."""
     finished = {}
-    for path in sorted(parts.glob(f"{name}.*.jsonl")):
+    for path in sorted(parts.glob(f"{work.name}.*of*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             record = orjson.loads(line)
-            finished[record["plan"]] = record["figures"]
+            require_equal(path, f"piece {record['number']}", record["piece"], work.pieces[record["number"]])
+            finished[record["number"]] = record["figures"]
     return finished
 
 
-def write_table(
-    path: Path,
-    task: TaskSpec,
-    plans: Sequence[Plan],
-    first: int,
-    finished: dict[int, dict[str, list[float]]],
-) -> None:
-    tensors = {
-        name: torch.tensor([finished[i][name] for i in range(len(plans))], dtype=torch.float32)
-        for name in FIGURES
+def write_table(path: Path, work: Work, finished: dict[int, Figures]) -> None:
+    tensors = {name: figure.float() for name, figure in work.figures(finished).items()}
+    tensors |= {f"sight.{name}": part for name, part in work.sight()._asdict().items()}
+    tensors["crippled"] = work.crippled()
+    header = {
+        "kind": KIND,
+        "version": VERSION,
+        "task": work.name,
+        "features": features.schema(),
+        "blueprints": list(work.task.blueprints),
+        "plans": list(work.plans),
+        "first_world": work.worlds[0],
+        "env_steps": work.task.episode_length,
+        "waste_price": work.task.objective.waste_price,
     }
-    header = {"kind": KIND, "version": 1, "task": task.name, "first_world": first, "plans": list(plans)}
     path.parent.mkdir(exist_ok=True)
     write_archive(path, tensors, header)
 
@@ -121,9 +238,20 @@ def load_table(name: str) -> PlanTable:
     if not path.exists():
         raise EsperError(f"{path} is missing; `python -m benchmarks.plan_table {name}` makes it")
     tensors, header = read_archive(path, kind=KIND)
-    figures = {figure: tensors[figure].double().numpy() for figure in FIGURES}
-    plans = tuple(tuple(plan) for plan in header["plans"])
-    return PlanTable(header["task"], plans, header["first_world"], **figures)
+    require_equal(path, "version", header["version"], VERSION)
+    require_equal(path, "features", header["features"], features.schema())
+    wanted: dict[str, Any] = {figure: tensors[figure].double().numpy() for figure in FIGURES}
+    return PlanTable(
+        task=header["task"],
+        blueprints=tuple(header["blueprints"]),
+        plans=tuple(tuple(plan) for plan in header["plans"]),
+        first_world=header["first_world"],
+        env_steps=header["env_steps"],
+        waste_price=header["waste_price"],
+        sight=Sight(*(tensors[f"sight.{part}"] for part in Sight._fields)),
+        crippled=tensors["crippled"].numpy(),
+        **wanted,
+    )
 
 
 def main() -> None:
@@ -132,38 +260,41 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task")
-    parser.add_argument("--plans", type=int, default=64, help="number of plans, the empty one included")
+    parser.add_argument("task", help="a task, or a family of tasks")
+    parser.add_argument("--plans", type=int, default=128, help="largest number of plans, the empty one too")
     parser.add_argument("--worlds", type=int, default=128, help="number of worlds")
     parser.add_argument("--first-world", type=int, default=0, help="number of the first world")
     parser.add_argument("--shard", default="0/1", help="this process and the number of processes: 0/2")
-    parser.add_argument("--parts", type=Path, default=Path("runs/plan_table"), help="where plans are kept")
+    parser.add_argument("--parts", type=Path, default=Path("runs/plan_table"), help="where pieces are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
     shard, shards = (int(number) for number in options.shard.split("/"))
-    task = parse_task(options.task)
-    plans = draw_plans(task, options.plans)
     worlds = range(options.first_world, options.first_world + options.worlds)
+    work: Work
+    if options.task in FAMILIES:
+        work = Family(options.task, options.plans, worlds)
+    else:
+        work = OneTask(parse_task(options.task), options.plans, worlds)
     options.parts.mkdir(parents=True, exist_ok=True)
-    done = finished_plans(options.parts, task.name)
-    mine = [number for number in islice(range(len(plans)), shard, None, shards) if number not in done]
+    done = finished_pieces(options.parts, work)
+    mine = [number for number in islice(range(len(work.pieces)), shard, None, shards) if number not in done]
     began = time.perf_counter()
-    with (options.parts / f"{task.name}.{shard}of{shards}.jsonl").open("ab") as out:
+    with (options.parts / f"{work.name}.{shard}of{shards}.jsonl").open("ab") as out:
         for count, number in enumerate(mine, 1):
-            figures = measure(task, plans[number], worlds)
-            out.write(orjson.dumps({"plan": number, "figures": figures}) + b"\n")
+            piece, figures = work.pieces[number], work.measure(number)
+            out.write(orjson.dumps({"number": number, "piece": piece, "figures": figures}) + b"\n")
             out.flush()
             each = (time.perf_counter() - began) / count
             mean = 100 * np.mean(figures["objective"])
             print(
-                f"{task.name}: plan {number} ({', '.join(map(str, plans[number]))}): J {mean:.1f}; "
+                f"{work.name}: {', '.join(map(str, piece))}: J {mean:.1f}; "
                 f"{count} of {len(mine)}, {each * (len(mine) - count) / 60:.0f} min left",
                 flush=True,
             )
-    done = finished_plans(options.parts, task.name)
-    if len(done) == len(plans):
-        path = TABLES / f"{task.name}.safetensors"
-        write_table(path, task, plans, options.first_world, done)
+    done = finished_pieces(options.parts, work)
+    if len(done) == len(work.pieces):
+        path = TABLES / f"{work.name}.safetensors"
+        write_table(path, work, done)
         print(f"wrote {path}")
 
 
