@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from benchmarks import plan_table
 from benchmarks.plan_table import Family, OneTask, PlanTable, finished_pieces, load_table, write_table
 from benchmarks.table_env import TableEnv
+
+from benchmarks import plan_table
 from esper.leyline import (
     OP_FOSSILIZE,
     OP_GERMINATE,
@@ -69,7 +69,9 @@ def test_a_table_holds_figures_and_what_is_seen(tmp_path: Path, monkeypatch: pyt
     finished = {piece: work.measure(piece) for piece in range(3)}
     write_table(tmp_path / "small.safetensors", work, finished)
     table = load_table("small")
-    assert table.plans == work.plans and table.env_steps == 4 and table.first_world == 4
+    assert table.plans == work.plans
+    assert table.env_steps == 4
+    assert table.first_world == 4
     assert table.objective.shape == (3, 3)
     assert table.objective[1] == pytest.approx(finished[1]["objective"])
     env = open_env(work.task, range(4, 7), root_seed=TRAINING, rows=8)
@@ -77,7 +79,8 @@ def test_a_table_holds_figures_and_what_is_seen(tmp_path: Path, monkeypatch: pyt
     env.train_epoch(1)
     env.validate(1)
     obs, _ = env.observe(env.sense(1))
-    assert torch.equal(table.sight.base, obs.base) and torch.equal(table.sight.slots, obs.slots)
+    assert torch.equal(table.sight.base, obs.base)
+    assert torch.equal(table.sight.slots, obs.slots)
     offered = [blueprint_index(name) for name in table.blueprints]
     assert torch.equal(table.sight.quotes, obs.quotes[:, :, offered])
     assert table.crippled.shape == (3, 2)
@@ -117,15 +120,17 @@ def test_j_of_the_plan_that_was_planted_is_paid_once() -> None:
     assert env.world[0] == env.world[1] != env.world[2] == env.world[3]
     paid = torch.zeros(4)
     for actions in (germinate(env, 2, 1), waiting(4)):
-        obs, masks = env.observe()
+        _obs, masks = env.observe()
         check_masks(masks)
         step = env.act(actions)
         paid += step.reward
-    assert step.terminal.all() and env.done.all()
+    assert step.terminal.all()
+    assert env.done.all()
     number = table.plans.index((None, None, "norm"))
     assert paid.tolist() == pytest.approx(table.objective[number, env.world.numpy()].tolist())
     again = env.act(germinate(env, 0, 0))
-    assert not again.valid.any() and not again.reward.any()
+    assert not again.valid.any()
+    assert not again.reward.any()
     assert env.objectives().tolist() == pytest.approx(paid.tolist())
 
 
@@ -133,7 +138,7 @@ def test_an_env_without_a_free_slot_is_done_after_its_last_seed() -> None:
     env = TableEnv(made_table(), range(6), envs=2, seed=0)
     env.begin_round(1)
     for slot in (1, 0, 2):
-        obs, masks = env.observe()
+        _obs, masks = env.observe()
         assert masks.slot_by_op[0, OP_GERMINATE, slot]
         step = env.act(germinate(env, slot, 0))
     assert step.terminal.all()
