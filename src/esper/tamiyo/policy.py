@@ -209,16 +209,23 @@ class ActionDistribution:
     """π(· | s) for a batch of states with any leading shape."""
 
     def __init__(
-        self, network: TamiyoNetwork, features: Features, masks: ActionMasks, epsilon: Tensor
+        self,
+        network: TamiyoNetwork,
+        features: Features,
+        masks: ActionMasks,
+        epsilon: Tensor,
+        *,
+        explore_parameters: bool = True,
     ) -> None:
+        """`explore_parameters`: whether ε also holds for blueprints and other parameters."""
         self._network, self._features, self._layout = network, features, _LAYOUT.to(epsilon.device)
-        self._epsilon = epsilon.unsqueeze(-1)
-        self.op_log_probs = mixture_log_probs(
-            network.op_logits(features), masks.op, self._epsilon
-        )  # [..., 6]
+        epsilon = epsilon.unsqueeze(-1)
+        self.op_log_probs = mixture_log_probs(network.op_logits(features), masks.op, epsilon)  # [..., 6]
         self.slot_log_probs = mixture_log_probs(
-            network.slot_logits(features), masks.slot_by_op, self._epsilon.unsqueeze(-1)
+            network.slot_logits(features), masks.slot_by_op, epsilon.unsqueeze(-1)
         )  # [..., 6, S]
+        self._epsilon = epsilon if explore_parameters else torch.zeros_like(epsilon)
+        """Of the parameters."""
         self._blueprint_mask = masks.blueprint
         mask = torch.cat([getattr(masks, name) for name in _PARAMETERS], dim=-1)[..., self._layout.mask_index]
         self._count = (mask.float() @ self._layout.in_block)[
@@ -386,6 +393,8 @@ class RecurrentPolicy:
         of tasks that the value head is for: those beyond its rows are added to it."""
         self.network = network
         self.feature_schema = feature_schema
+        self.explore_parameters = True
+        """Whether exploration also covers blueprints and other parameters."""
         self.families: tuple[str, ...] = ()
         known = len(network.value_mean)
         if not families or len(set(families)) < len(families) or known > len(families):
@@ -429,7 +438,9 @@ class RecurrentPolicy:
         both use it."""
         features, hidden = self.network(obs, hidden, reset)
         return (
-            ActionDistribution(self.network, features, masks, epsilon),
+            ActionDistribution(
+                self.network, features, masks, epsilon, explore_parameters=self.explore_parameters
+            ),
             self.network.normalized_value(features),
             hidden,
         )

@@ -98,7 +98,7 @@ def test_a_panic_leaves_its_penalty_and_no_broken_gradient(toys) -> None:
     play(toy, agent, 0)
     batch = agent.buffer.finish()
     assert batch.reward[1, 2] == -2.0
-    assert batch.terminal[1, 2]
+    assert batch.truncated[1, 2]
     assert not batch.valid[1, 3]
     metrics = agent.update()
     assert metrics.skipped_steps == 0

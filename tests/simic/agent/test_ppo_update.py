@@ -58,13 +58,23 @@ def reference_advantages(batch: RolloutBatch, gamma: float, lam: float) -> list[
         def ends(t: int) -> bool:
             return terminal[t] or truncated[t] or t + 1 == steps or reset[t + 1] or not valid[t + 1]  # noqa: B023
 
+        def after(t: int) -> float:
+            """What follows a rollback: rewards without a decision, then a value."""
+            if valid[t]:  # noqa: B023
+                return value[t]  # noqa: B023
+            if truncated[t]:  # noqa: B023
+                return reward[t] + gamma * bootstrap[t]  # noqa: B023
+            goes_on = not terminal[t] and t + 1 < steps  # noqa: B023
+            return reward[t] + (gamma * after(t + 1) if goes_on else 0.0)  # noqa: B023
+
         row = []
         for start in range(steps):
             total, weight, t = 0.0, 1.0, start
             while True:
                 following = 0.0 if ends(t) else value[t + 1]
                 if truncated[t]:
-                    following = bootstrap[t]
+                    rolled_back = t + 1 < steps and not valid[t + 1]
+                    following = after(t + 1) if rolled_back else bootstrap[t]
                 total += weight * (reward[t] + gamma * following - value[t])
                 if ends(t):
                     break

@@ -172,7 +172,7 @@ def test_broken_rewards_are_named(write) -> None:
 
 
 class TestPenalty:
-    def test_it_lands_on_the_last_decision_which_becomes_terminal(self, write) -> None:
+    def test_it_lands_on_the_last_decision_which_ends_its_segment(self, write) -> None:
         buffer = make()
         write(buffer)
         write(buffer)
@@ -182,7 +182,8 @@ class TestPenalty:
         batch = buffer.finish()
         assert batch.reward[1].tolist() == [1.0, -1.5, 1.0, 1.0]
         assert buffer.total_rewards().tolist() == [4.0, 1.5, 4.0]
-        assert batch.terminal[1].tolist() == [False, True, False, True]
+        assert batch.truncated[1].tolist() == [False, True, False, False]
+        assert batch.terminal[1].tolist() == [False, False, False, True]
         assert batch.reward[0].tolist() == [1.0] * 4
 
     def test_panics_in_a_row_all_charge_the_decision_that_led_there(self, write) -> None:

@@ -24,7 +24,8 @@ def load_adam(
 ) -> None:
     """The inverse of `adam_tensors`, for a fresh optimizer. Errors begin with `origin`."""
     if stored:
-        for parameter in module.parameters():
+        named = {name.partition(".")[2] for name in stored}
+        for parameter in (p for name, p in module.named_parameters() if name in named):
             optimizer.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -35,10 +35,12 @@ from esper.simic.agent.ppo_update import (
     NonFiniteUpdateError,
     PPOConfig,
     explained_by_family,
+    fit_critic,
     gae,
     masked_mean,
     normalize_by_family,
     optimize,
+    scale_by_family,
     subtract_twin_baseline,
 )
 from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
@@ -48,8 +50,8 @@ from esper.tamiyo.policy import RecurrentPolicy
 __all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
 KIND = "agent"
-VERSION = 2
-"""Of the agent's state. Version 1 has one statistic of returns."""
+VERSION = 3
+"""Of the agent's state. Version 1 has one statistic of returns, version 2 no optimizer of the value head."""
 MAX_SKIPPED_STEPS = 3
 """Number of non-finite steps that ends the training; an update without one resets the count."""
 
@@ -104,6 +106,7 @@ class PPOAgent:
         self.policy, self.config, self.seed, self.twins = policy, config, seed, twins
         network = policy.network
         network.bf16 = config.bf16
+        policy.explore_parameters = config.explore_parameters
         sizes = network.architecture
         self.buffer = RolloutBuffer(
             num_envs,
@@ -117,6 +120,9 @@ class PPOAgent:
             device=policy.device,
         )
         self.optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        critic = [*network.value_tower.parameters(), *network.value_out.parameters()]
+        self.critic_optimizer = torch.optim.Adam(critic, lr=config.critic_lr, eps=1e-5, fused=True)
+        """Idle unless the config gives the value head steps of its own."""
         self.popart = PopArt(
             network.value_out, network.value_mean, network.value_scale, decay=config.popart_decay
         )
@@ -190,14 +196,9 @@ class PPOAgent:
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         family = batch.obs.family
         self.popart.update(returns[batch.valid], family[batch.valid])
-        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins)
-        scales = self.policy.network.value_scale.tolist()
-        normalized_advantages, advantage_std = normalize_by_family(
-            advantages,
-            batch.choice,
-            family,
-            floors=[self.config.advantage_floor * scale for scale in scales],
-        )
+        normalized_returns = self.popart.normalize(returns, family)
+        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins, fitted=self.config.fit_twins)
+        normalized_advantages, advantage_std = self._normalize(advantages, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = (
                 self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
@@ -207,7 +208,7 @@ class PPOAgent:
             self.optimizer,
             batch,
             advantages=normalized_advantages,
-            normalized_returns=self.popart.normalize(returns, family),
+            normalized_returns=normalized_returns,
             config=self.config,
             entropy_coef=self.entropy_coef,
             seed=stream_seed(self.seed, "policy", self.updates, counter=1),
@@ -216,10 +217,27 @@ class PPOAgent:
         )
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)
+        if self.config.critic_steps:
+            loss = fit_critic(
+                self.policy,
+                self.critic_optimizer,
+                batch,
+                normalized_returns=normalized_returns,
+                config=self.config,
+            )
+            metrics = replace(metrics, value_loss=loss)
         self.updates += 1
         self.imitations += imitate
         self.buffer.length = 0
         return metrics
+
+    def _normalize(self, advantages: Tensor, batch: RolloutBatch) -> tuple[Tensor, float]:
+        """Advantages on the scale of the config, and their own deviation."""
+        scales, family = self.policy.network.value_scale, batch.obs.family
+        if self.config.advantage_scale == "returns":
+            return scale_by_family(advantages, batch.choice, family, scales=scales)
+        floors = [self.config.advantage_floor * scale for scale in scales.tolist()]
+        return normalize_by_family(advantages, batch.choice, family, floors=floors)
 
     def _metrics(
         self, batch: RolloutBatch, loop: LoopResult, returns: Tensor, advantage_std: float
@@ -271,6 +289,8 @@ class PPOAgent:
         tensors |= {
             f"adam.{name}": t for name, t in adam_tensors(self.optimizer, self.policy.network).items()
         }
+        critic = adam_tensors(self.critic_optimizer, self.policy.network)
+        tensors |= {f"critic.{name}": t for name, t in critic.items()}
         tensors |= {f"buffer.{name}": t for name, t in self.buffer.state_tensors().items()}
         return tensors, {
             "kind": KIND,
@@ -307,7 +327,7 @@ class PPOAgent:
         if config is not None:
             for name, value in asdict(config).items():
                 require_equal(origin, f"config.{name}", getattr(header.config, name), value)
-        parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "buffer": {}}
+        parts: dict[str, dict[str, Tensor]] = {"network": {}, "adam": {}, "critic": {}, "buffer": {}}
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             if part not in parts:
@@ -338,6 +358,7 @@ class PPOAgent:
         for statistics, stored in zip(agent.popart.statistics, header.popart, strict=True):
             statistics.load_state_dict(asdict(stored))
         load_adam(origin, agent.optimizer, policy.network, parts["adam"])
+        load_adam(origin, agent.critic_optimizer, policy.network, parts["critic"])
         agent.buffer.load_state_tensors(header.buffer_length, parts["buffer"])
         return agent
 

@@ -61,8 +61,21 @@ class PPOConfig:
     anneal_updates: int = 0
     """Number of updates until learning rate, entropy weight and exploration reach their end values; 0: no
     annealing, except that a run then follows its anneal_fraction."""
+    explore_parameters: bool = True
+    """Whether exploration also covers blueprints and other parameters, or only operations and slots."""
+    advantage_scale: Literal["batch", "returns"] = "batch"
+    """Divisor of advantages: batch (their own standard deviation in the rollout, which makes luck as large as
+    skill once a task is solved) or returns (the running standard deviation of returns)."""
     advantage_floor: float = 0.1
-    """Minimum divisor of advantages, as a share of the standard deviation of returns."""
+    """Minimum divisor of advantages for `batch`, as a share of the standard deviation of returns."""
+    fit_twins: bool = False
+    """Whether the share of the other twins' advantage that is subtracted is fitted for each step of the
+    episode; otherwise all of it is."""
+    critic_steps: int = 0
+    """Number of steps that the value head is trained after each update, by an optimizer of its own which a
+    limit of the KL does not stop; 0: it is trained with the policy."""
+    critic_lr: float = 1e-3
+    """Learning rate of that optimizer (Adam)."""
     popart_decay: float = 0.95
     """Weight of earlier returns in their statistics, per update."""
     bf16: bool = False
@@ -72,10 +85,11 @@ class PPOConfig:
         limits: dict[str, tuple[float, float]] = {
             **dict.fromkeys(("gamma", "gae_lambda", "epsilon", "epsilon_end", "lr_end"), (0.0, 1.0)),
             **dict.fromkeys(
-                ("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates"), (0.0, math.inf)
+                ("value_coef", "entropy_coef", "entropy_coef_end", "anneal_updates", "critic_steps"),
+                (0.0, math.inf),
             ),
             **dict.fromkeys(("epochs", "minibatches"), (1, math.inf)),
-            **dict.fromkeys(("lr", "imitation_lr", "advantage_floor"), (1e-9, 1.0)),
+            **dict.fromkeys(("lr", "imitation_lr", "critic_lr", "advantage_floor"), (1e-9, 1.0)),
             **dict.fromkeys(("clip", "max_grad_norm", "target_kl"), (1e-9, math.inf)),
             "popart_decay": (1e-3, 1.0),
         }
@@ -98,35 +112,48 @@ def masked_mean(x: Tensor, where: Tensor) -> Tensor:
 
 
 def gae(batch: RolloutBatch, *, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [E, T] (Schulman et al. 2016), computed within each segment."""
+    """Advantages and returns [E, T] (Schulman et al. 2016), computed within each segment. A segment that a
+    rollback has ended is followed by what the rows without a decision paid and by the value after them."""
     advantages = torch.zeros_like(batch.reward)
     last_advantage = torch.zeros_like(batch.reward[:, 0])
     next_value = torch.zeros_like(last_advantage)
     next_starts_anew = torch.ones_like(batch.reset[:, 0])
+    next_is_valid = torch.ones_like(next_starts_anew)
     for t in reversed(range(batch.reward.shape[1])):
-        nextnonterminal = ~(batch.terminal[:, t] | batch.truncated[:, t] | next_starts_anew)
-        following = torch.where(
-            nextnonterminal, next_value, torch.where(batch.truncated[:, t], batch.bootstrap[:, t], 0.0)
-        )
+        valid, terminal, truncated = batch.valid[:, t], batch.terminal[:, t], batch.truncated[:, t]
+        nextnonterminal = ~(terminal | truncated | next_starts_anew)
+        after_cut = torch.where(next_is_valid, batch.bootstrap[:, t], next_value)
+        following = torch.where(nextnonterminal, next_value, torch.where(truncated, after_cut, 0.0))
         delta = batch.reward[:, t] + gamma * following - batch.value[:, t]
         last_advantage = delta + gamma * gae_lambda * torch.where(nextnonterminal, last_advantage, 0.0)
         advantages[:, t] = last_advantage
-        next_value, next_starts_anew = batch.value[:, t], batch.reset[:, t] | ~batch.valid[:, t]
+        # Without a decision there is no value: what is paid here, and then the value of what follows.
+        ends = torch.where(truncated, batch.bootstrap[:, t], torch.where(terminal, 0.0, next_value))
+        next_value = torch.where(valid, batch.value[:, t], batch.reward[:, t] + gamma * ends)
+        next_starts_anew, next_is_valid = batch.reset[:, t] | ~valid, valid
     return advantages, advantages + batch.value
 
 
-def subtract_twin_baseline(advantages: Tensor, where: Tensor, twins: int) -> Tensor:
+def subtract_twin_baseline(advantages: Tensor, where: Tensor, twins: int, *, fitted: bool = False) -> Tensor:
     """Subtract from each advantage the mean advantage of the env's other twins at the same step.
 
     Twins share initial weights, data and condition, so their mean is a baseline for everything that does not
-    depend on the env's own actions. Only twins marked in `where` count; without one the advantage stays."""
+    depend on the env's own actions. Only twins marked in `where` count; without one the advantage stays.
+
+    Twins that have acted differently go their own ways, and what is left of their luck in common shrinks.
+    With `fitted` each step subtracts the share, between 0 and 1, that leaves the least variance."""
     if twins == 1:
         return advantages
     grouped = torch.where(where, advantages, 0.0).unflatten(0, (-1, twins))
     counts = where.to(advantages.dtype).unflatten(0, (-1, twins))
     others = grouped.sum(1, keepdim=True) - grouped
     number = counts.sum(1, keepdim=True) - counts
-    return advantages - (others / number.clamp(min=1)).flatten(0, 1)
+    baseline = (others / number.clamp(min=1)).flatten(0, 1)
+    if fitted:
+        counted = torch.where(where, baseline, 0.0)
+        joint = (counted * torch.where(where, advantages, 0.0)).sum(0)
+        baseline = baseline * (joint / (counted**2).sum(0).clamp(min=1e-12)).clamp(0.0, 1.0)
+    return advantages - baseline
 
 
 def normalize_advantages(advantages: Tensor, where: Tensor, *, floor: float) -> tuple[Tensor, float]:
@@ -152,6 +179,16 @@ def normalize_by_family(
             normalized = torch.where(own, scaled, normalized)
             deviations.append(deviation)
     return normalized, fmean(deviations)
+
+
+def scale_by_family(
+    advantages: Tensor, where: Tensor, family: Tensor, *, scales: Tensor
+) -> tuple[Tensor, float]:
+    """Advantages over the scale of returns of their family [F]; also returns the mean of their deviations
+    within families, as `normalize_by_family`. Nothing is centred: 0 is what was expected."""
+    present = family[where].unique().tolist()
+    deviations = [advantages[where & (family == index)].std(correction=0).item() for index in present]
+    return advantages / scales[family], fmean(deviations or [0.0])
 
 
 def policy_loss(logratio: Tensor, advantages: Tensor, where: Tensor, *, clip: float) -> Tensor:
@@ -249,7 +286,8 @@ def minibatch_loss(
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
             **_by_head("head_kl", head_kl, mb.choice),
         }
-    return pg_loss + config.value_coef * v_loss - entropy_coef * entropy, measured
+    loss = pg_loss - entropy_coef * entropy
+    return (loss if config.critic_steps else loss + config.value_coef * v_loss), measured
 
 
 class _StepBackup:
@@ -369,6 +407,35 @@ def optimize(
         skipped_steps=skipped,
         stop_kl=stop_kl,
     )
+
+
+def fit_critic(
+    policy: RecurrentPolicy,
+    optimizer: torch.optim.Optimizer,
+    batch: RolloutBatch,
+    *,
+    normalized_returns: Tensor,
+    config: PPOConfig,
+) -> float:
+    """Train the value head on the whole rollout; returns its mean loss. The layers below belong to the policy
+    and do not change: what the policy does stays the same to the last bit."""
+    with torch.no_grad():
+        features, _ = policy.network(batch.obs, batch.hidden, batch.reset)
+    losses = []
+    for _ in range(config.critic_steps):
+        value = policy.network.normalized_value(features)
+        loss = value_loss(value, normalized_returns, batch.valid)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    mean = torch.stack(losses).mean().item()
+    if not math.isfinite(mean):
+        raise NonFiniteUpdateError(
+            f"loss of the value head {mean}; look for NaN or infinity in rewards and observations, or lower "
+            "critic_lr"
+        )
+    return mean
 
 
 def _minibatch_rows(config: PPOConfig, *, num_envs: int, seed: int, device: torch.device) -> list[Tensor]:

@@ -2,9 +2,9 @@
 step) at a time.
 
 Shapes: E envs, T steps, S slots, B blueprints, H hidden size. The rows of an env form segments. A segment
-starts where `reset` is set. It ends at a terminal row, at a truncated row (whose `bootstrap` is the value of
-the next state) or before an invalid row. An invalid row holds no decision and enters no loss and no
-statistic."""
+starts where `reset` is set. It ends at a terminal row or at a truncated row. `bootstrap` of a truncated row
+is the value of the next state, unless invalid rows follow: then the episode goes on after them. An invalid
+row holds no decision and enters no loss and no statistic."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ class RolloutBuffer:
         self.length = t + 1
 
     def add_penalty(self, env: int, amount: float) -> bool:
-        """Add `amount` (negative) to the env's last decision, which becomes terminal.
+        """Add `amount` (negative) to the env's last decision, which ends its segment: the memory is lost, but
+        the episode goes on from the restored network.
 
         Returns False and changes nothing if this episode has no decision in this rollout; the penalty is then
         part of the outcome only."""
@@ -194,7 +195,7 @@ class RolloutBuffer:
         if belongs_to_earlier_episode:
             return False
         self.columns["reward"][env, t] += amount
-        self.columns["terminal"][env, t] = True
+        self.columns["truncated"][env, t] = True
         return True
 
     def truncate(self, targets: Sequence[tuple[int, int]], bootstrap: Tensor) -> None:

@@ -111,7 +111,7 @@ class ActionResult:
     """True where this was the last epoch of an env's episode."""
     penalties: list[tuple[int, float]] = field(default_factory=list)
     """(env, amount) of each rollback. The amount belongs to the env's last decision before this epoch, which
-    becomes terminal."""
+    ends a segment of the rollout."""
     truncated_bootstrap_targets: list[tuple[int, int]] = field(default_factory=list)
     post_action_signals: list[TrainingSignals] = field(default_factory=list)
     post_action_slot_reports: list[dict[str, SeedStateReport]] = field(default_factory=list)
