@@ -25,7 +25,6 @@ from torch import Tensor
 from esper.leyline import (
     OP_GERMINATE,
     ActionMasks,
-    EpisodeOutcome,
     EsperError,
     GerminationStyle,
     PolicyObservation,
@@ -132,10 +131,10 @@ class PlanLearner:
         )
         return Lesson(self._next(self._round.played, grown, masks), self._next(target, grown, masks))
 
-    def finish(self, outcomes: Sequence[EpisodeOutcome]) -> PlanFigures:
-        """Learn from the round. Outcomes are in env order."""
+    def finish(self, objectives: Sequence[float]) -> PlanFigures:
+        """Learn from J of every env in the round."""
         assert self._round is not None, "a round has a decision"
-        objective = torch.tensor([outcome.objective for outcome in outcomes]).unflatten(0, (-1, self.twins))
+        objective = torch.tensor(objectives).unflatten(0, (-1, self.twins))
         gains = objective[:, 1:] - objective[:, :1]
         plans = self._round.played.unflatten(0, (-1, self.twins))[:, 1:].flatten(0, 1)
         world = torch.arange(len(objective)).repeat_interleave(self.twins - 1)

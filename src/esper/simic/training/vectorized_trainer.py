@@ -214,7 +214,7 @@ class VectorizedPPOTrainer:
         outcomes = self.env.ledger.outcomes
         summary = self._summary(outcomes)
         if self.planner is not None:
-            summary = replace(summary, **asdict(self.planner.finish(outcomes)))
+            summary = replace(summary, **asdict(self.planner.finish(summary.objectives)))
         progress.history.append(summary)
         if not self.taught and self.best.end_round(summary):
             store = self.context.store

@@ -1,0 +1,281 @@
+"""Learners against each other on a table of plans: J against env-steps, one curve per algorithm.
+
+`python -m benchmarks.table_compare digits_shift` runs every algorithm with 20 random seeds and 60,000
+env-steps. Each random seed also draws which worlds are learned in and which are judged in, the same for all
+algorithms, so differences are paired. Every finished run is kept at once; a job that was stopped goes on
+where it was, and `--shard 0/2` and `--shard 1/2` divide the runs between two processes. At the end, or with
+`--show`, the table is printed and written to `benchmarks/tables/TASK.md`, the plot to `TASK.svg` beside it.
+
+Figures are J in points above never growing, means over random seeds with their standard error."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import torch
+
+from benchmarks.plan_table import TABLES, PlanTable, load_table
+from benchmarks.table_learners import (
+    ENVS,
+    Learned,
+    Split,
+    best_single,
+    chosen_objective,
+    halve,
+    learn_ppo,
+    learn_values,
+    oracle,
+    ppo_variants,
+    search,
+    search_at_random,
+)
+
+POINTS = 8
+"""Points of a curve."""
+COLOURS = ("#b0b0b0", "#56b4e9", "#0072b2", "#009e73", "#004d38", "#d55e00", "#cc79a7", "#e69f00", "#8c510a")
+Array = npt.NDArray[np.float64]
+Run = Callable[[PlanTable, Split, int], Learned]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What each run may spend."""
+
+    rounds: int
+    every: int
+    """Rounds between two points of a curve."""
+    steps: tuple[int, ...]
+    """Env-steps at the points; a search spends each of them alone."""
+
+    @classmethod
+    def of(cls, table: PlanTable, env_steps: int) -> Budget:
+        each = ENVS * table.env_steps
+        rounds = max(1, env_steps // each)
+        every = max(1, rounds // POINTS)
+        ends = sorted({*range(every, rounds + 1, every), rounds})
+        return cls(rounds, every, tuple(end * each for end in ends))
+
+
+def algorithms(table: PlanTable, budget: Budget) -> dict[str, Run]:
+    """All algorithms by name, in the order of the table."""
+    runs: dict[str, Run] = {}
+    for name, variant in ppo_variants(budget.rounds).items():
+        runs[name] = lambda t, s, seed, variant=variant: learn_ppo(  # type: ignore[misc]
+            t, s, variant, seed=seed, rounds=budget.rounds, every=budget.every
+        )
+    runs["action values"] = lambda t, s, seed: learn_values(
+        t, s, seed=seed, rounds=budget.rounds, every=budget.every
+    )
+    searches = {"random plan search": search_at_random, "successive halving": halve}
+    for name, find in searches.items():
+        runs[name] = partial(_search, find, budget.steps, False)
+    if table.crippled.shape[1]:
+        runs["successive halving with labels"] = partial(_search, halve, budget.steps, True)
+    return runs
+
+
+def _search(
+    find: Callable[[PlanTable, npt.NDArray[np.int64], int, np.random.Generator], int],
+    budgets: Sequence[int],
+    labels: bool,
+    table: PlanTable,
+    split: Split,
+    seed: int,
+) -> Learned:
+    return search(table, split, find, seed=seed, budgets=budgets, labels=labels)
+
+
+# -- figures -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One algorithm over all random seeds, in points of J above never growing."""
+
+    steps: list[int]
+    greedy: Array  # [seeds, points]
+    sampled: Array  # [seeds, points]
+    explained: Array  # [seeds, updates]; no columns without a critic
+    value_ratio: Array  # [seeds, updates]
+
+
+def above_never(table: PlanTable, runs: Mapping[int, Learned]) -> Curve:
+    """The curves of one algorithm, by random seed."""
+    seeds = sorted(runs)
+    never = np.array([chosen_objective(table, Split.drawn(table, seed).test, 0) for seed in seeds])[:, None]
+    curves = np.array([runs[seed].curve for seed in seeds])
+    return Curve(
+        steps=[int(step) for step in curves[0, :, 0]],
+        greedy=100 * (curves[:, :, 1] - never),
+        sampled=100 * (curves[:, :, 2] - never),
+        explained=np.array([runs[seed].explained for seed in seeds]),
+        value_ratio=np.array([runs[seed].value_ratio for seed in seeds]),
+    )
+
+
+def mean_error(values: Array) -> str:
+    """Mean and standard error over random seeds."""
+    error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{values.mean():.1f} ± {error:.1f}"
+
+
+def markdown(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> str:
+    """One row per algorithm: half and full budget, greedy and sampled; health of the critic."""
+    splits = [Split.drawn(table, seed) for seed in seeds]
+    never = np.array([chosen_objective(table, split.test, 0) for split in splits])
+    lines = [
+        f"Table of {table.task}: {len(table.plans)} plans, {table.objective.shape[1]} worlds, "
+        f"{len(seeds)} random seeds. J of never growing {mean_error(100 * never)}. Points of J above never "
+        "growing on worlds that were not learned in; ± is the standard error over random seeds.",
+        "",
+        "| algorithm | env-steps | half the budget | whole budget | sampled | explained variance from update 3 "
+        "| returns within a factor of 2 of V's scale |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, curve in curves.items():
+        half = int(np.argmin(np.abs(np.array(curve.steps) - curve.steps[-1] / 2)))
+        health = "– | –"
+        if curve.explained.size:
+            late, ratio = curve.explained[:, 2:], curve.value_ratio
+            share = ((ratio >= 0.5) & (ratio <= 2)).mean()
+            health = f"{late.mean():.2f} (above 0.5 in {100 * (late > 0.5).mean():.0f} %) | {share:.2f}"
+        lines.append(
+            f"| {name} | {curve.steps[-1]:,} | {mean_error(curve.greedy[:, half])} | "
+            f"{mean_error(curve.greedy[:, -1])} | {mean_error(curve.sampled[:, -1])} | {health} |"
+        )
+    for name, reference in (("best single plan", best_single), ("best plan of each world", oracle)):
+        gains = 100 * (np.array([reference(table, split) for split in splits]) - never)
+        lines.append(f"| {name}, in hindsight | – | – | {mean_error(gains)} | – | – | – |")
+    return "\n".join(lines) + "\n"
+
+
+def svg(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> str:
+    """The curves as a drawing: mean over random seeds, and a band of one standard error."""
+    width, height, left, top, right, bottom = 860, 440, 60, 40, 250, 50
+    most = max(curve.steps[-1] for curve in curves.values())
+    means = np.concatenate([curve.greedy.mean(0) for curve in curves.values()])
+    low, high = np.floor(min(means.min(), 0)) - 1, np.ceil(means.max()) + 1
+
+    def x(step: float) -> float:
+        return left + step / most * (width - left - right)
+
+    def y(value: float) -> float:
+        return top + (high - value) / (high - low) * (height - top - bottom)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="{left}" y="22" font-size="14">{escape(table.task)}: J above never growing, points '
+        f"({len(seeds)} random seeds, band: one standard error)</text>",
+    ]
+    for value in range(int(np.ceil(low)), int(high) + 1, max(1, round((high - low) / 8))):
+        parts.append(
+            f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
+            f'stroke="{"#444" if value == 0 else "#ddd"}"/>'
+            f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>'
+        )
+    for step in np.linspace(0, most, 5):
+        parts.append(
+            f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step / 1000:.0f}k</text>'
+        )
+    parts.append(
+        f'<text x="{(left + width - right) / 2:.0f}" y="{height - 12}" text-anchor="middle">env-steps</text>'
+    )
+    for row, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[row % len(COLOURS)]
+        mean = curve.greedy.mean(0)
+        error = curve.greedy.std(0, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.zeros_like(mean)
+        upper = [f"{x(s):.1f},{y(m + e):.1f}" for s, m, e in zip(curve.steps, mean, error, strict=True)]
+        lower = [f"{x(s):.1f},{y(m - e):.1f}" for s, m, e in zip(curve.steps, mean, error, strict=True)]
+        line = " ".join(f"{x(s):.1f},{y(m):.1f}" for s, m in zip(curve.steps, mean, strict=True))
+        parts.append(
+            f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{colour}" opacity="0.15"/>'
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
+            f'<rect x="{width - right + 14}" y="{top + 22 * row}" width="14" height="4" fill="{colour}"/>'
+            f'<text x="{width - right + 34}" y="{top + 6 + 22 * row}">{escape(name)}</text>'
+        )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def finished_runs(parts: Path, task: str, env_steps: int) -> dict[tuple[str, int], Learned]:
+    """Runs that any process has finished with this budget, by algorithm and random seed. A last line that was
+    cut is ignored."""
+    finished = {}
+    for path in sorted(parts.glob(f"{task}.*of*.jsonl")):
+        for line in path.read_bytes().split(b"\n")[:-1]:
+            record = orjson.loads(line)
+            if record["env_steps"] == env_steps:
+                finished[record["algorithm"], record["seed"]] = Learned(**record["learned"])
+    return finished
+
+
+def show(table: PlanTable, finished: Mapping[tuple[str, int], Learned], names: Sequence[str]) -> str:
+    """Write table and plot of the random seeds that every algorithm has finished; returns the table."""
+    seeds = sorted(
+        {seed for _, seed in finished}
+        & set.intersection(*({s for n, s in finished if n == m} for m in names))
+    )
+    if not seeds:
+        return "no random seed is finished with all algorithms\n"
+    curves = {name: above_never(table, {seed: finished[name, seed] for seed in seeds}) for name in names}
+    text = markdown(table, curves, seeds)
+    (TABLES / f"{table.task}.md").write_text(text)
+    (TABLES / f"{table.task}.svg").write_text(svg(table, curves, seeds))
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.table_compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task")
+    parser.add_argument("--seeds", type=int, default=20, help="number of random seeds")
+    parser.add_argument("--env-steps", type=int, default=60_000, help="budget of each run")
+    parser.add_argument("--only", nargs="+", help="names of some algorithms")
+    parser.add_argument("--shard", default="0/1", help="this process and the number of processes: 0/2")
+    parser.add_argument("--parts", type=Path, default=Path("runs/table_compare"), help="where runs are kept")
+    parser.add_argument("--show", action="store_true", help="run nothing; show what is finished")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    shard, shards = (int(number) for number in options.shard.split("/"))
+    table = load_table(options.task)
+    runs = algorithms(table, Budget.of(table, options.env_steps))
+    options.parts.mkdir(parents=True, exist_ok=True)
+    done = finished_runs(options.parts, table.task, options.env_steps)
+    if not options.show:
+        wanted = product(range(options.seeds), options.only or runs)
+        todo = [run for run in islice(wanted, shard, None, shards) if (run[1], run[0]) not in done]
+        with (options.parts / f"{table.task}.{shard}of{shards}.jsonl").open("ab") as out:
+            for count, (seed, name) in enumerate(todo, 1):
+                began = time.process_time()
+                learned = runs[name](table, Split.drawn(table, seed), seed)
+                record = {"algorithm": name, "seed": seed, "env_steps": options.env_steps}
+                out.write(orjson.dumps(record | {"learned": asdict(learned)}) + b"\n")
+                out.flush()
+                print(
+                    f"{name}, random seed {seed}: J {100 * learned.curve[-1][1]:.1f}, "
+                    f"{time.process_time() - began:.0f} s; {count} of {len(todo)}",
+                    flush=True,
+                )
+        done = finished_runs(options.parts, table.task, options.env_steps)
+    print(show(table, done, options.only or list(runs)))
+
+
+if __name__ == "__main__":
+    main()
