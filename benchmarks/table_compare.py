@@ -133,15 +133,21 @@ def markdown(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]
     """One row per algorithm: half and full budget, greedy and sampled; health of the critic."""
     splits = [Split.drawn(table, seed) for seed in seeds]
     never = np.array([chosen_objective(table, split.test, 0) for split in splits])
-    lines = [
+    title = (
         f"Table of {table.task}: {len(table.plans)} plans, {table.objective.shape[1]} worlds, "
         f"{len(seeds)} random seeds. J of never growing {mean_error(100 * never)}. Points of J above never "
-        "growing on worlds that were not learned in; ± is the standard error over random seeds.",
-        "",
-        "| algorithm | env-steps | half the budget | whole budget | sampled | explained variance from update 3 "
-        "| returns within a factor of 2 of V's scale |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        "growing on worlds that were not learned in; ± is the standard error over random seeds."
+    )
+    columns = (
+        "algorithm",
+        "env-steps",
+        "half the budget",
+        "whole budget",
+        "sampled",
+        "explained variance from update 3",
+        "returns within a factor of 2 of V's scale",
+    )
+    lines = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for name, curve in curves.items():
         half = int(np.argmin(np.abs(np.array(curve.steps) - curve.steps[-1] / 2)))
         health = "– | –"
@@ -172,12 +178,14 @@ def svg(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> 
     def y(value: float) -> float:
         return top + (high - value) / (high - low) * (height - top - bottom)
 
+    title = (
+        f"{table.task}: J above never growing, points ({len(seeds)} random seeds, band: one standard error)"
+    )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12">',
+        "<style>text { font-family: sans-serif }</style>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{left}" y="22" font-size="14">{escape(table.task)}: J above never growing, points '
-        f"({len(seeds)} random seeds, band: one standard error)</text>",
+        f'<text x="{left}" y="22" font-size="14">{escape(title)}</text>',
     ]
     for value in range(int(np.ceil(low)), int(high) + 1, max(1, round((high - low) / 8))):
         parts.append(
@@ -186,9 +194,8 @@ def svg(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> 
             f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>'
         )
     for step in np.linspace(0, most, 5):
-        parts.append(
-            f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step / 1000:.0f}k</text>'
-        )
+        place = f'x="{x(step):.1f}" y="{height - bottom + 18}"'
+        parts.append(f'<text {place} text-anchor="middle">{step / 1000:.0f}k</text>')
     parts.append(
         f'<text x="{(left + width - right) / 2:.0f}" y="{height - 12}" text-anchor="middle">env-steps</text>'
     )
@@ -211,24 +218,21 @@ def svg(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> 
 # -- the command ---------------------------------------------------------------------------------------------
 
 
-def finished_runs(parts: Path, task: str, env_steps: int) -> dict[tuple[str, int], Learned]:
-    """Runs that any process has finished with this budget, by algorithm and random seed. A last line that was
-    cut is ignored."""
+def finished_runs(parts: Path, table: PlanTable, env_steps: int) -> dict[tuple[str, int], Learned]:
+    """Runs that any process has finished on a table of this size with this budget, by algorithm and random
+    seed. A last line that was cut is ignored."""
     finished = {}
-    for path in sorted(parts.glob(f"{task}.*of*.jsonl")):
+    for path in sorted(parts.glob(f"{table.task}.*of*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             record = orjson.loads(line)
-            if record["env_steps"] == env_steps:
+            if record["env_steps"] == env_steps and record["table"] == list(table.objective.shape):
                 finished[record["algorithm"], record["seed"]] = Learned(**record["learned"])
     return finished
 
 
 def show(table: PlanTable, finished: Mapping[tuple[str, int], Learned], names: Sequence[str]) -> str:
     """Write table and plot of the random seeds that every algorithm has finished; returns the table."""
-    seeds = sorted(
-        {seed for _, seed in finished}
-        & set.intersection(*({s for n, s in finished if n == m} for m in names))
-    )
+    seeds = sorted(set.intersection(*({seed for name, seed in finished if name == own} for own in names)))
     if not seeds:
         return "no random seed is finished with all algorithms\n"
     curves = {name: above_never(table, {seed: finished[name, seed] for seed in seeds}) for name in names}
@@ -257,7 +261,7 @@ def main() -> None:
     table = load_table(options.task)
     runs = algorithms(table, Budget.of(table, options.env_steps))
     options.parts.mkdir(parents=True, exist_ok=True)
-    done = finished_runs(options.parts, table.task, options.env_steps)
+    done = finished_runs(options.parts, table, options.env_steps)
     if not options.show:
         wanted = product(range(options.seeds), options.only or runs)
         todo = [run for run in islice(wanted, shard, None, shards) if (run[1], run[0]) not in done]
@@ -265,15 +269,21 @@ def main() -> None:
             for count, (seed, name) in enumerate(todo, 1):
                 began = time.process_time()
                 learned = runs[name](table, Split.drawn(table, seed), seed)
-                record = {"algorithm": name, "seed": seed, "env_steps": options.env_steps}
-                out.write(orjson.dumps(record | {"learned": asdict(learned)}) + b"\n")
+                record = {
+                    "algorithm": name,
+                    "seed": seed,
+                    "env_steps": options.env_steps,
+                    "table": table.objective.shape,
+                    "learned": asdict(learned),
+                }
+                out.write(orjson.dumps(record) + b"\n")
                 out.flush()
                 print(
                     f"{name}, random seed {seed}: J {100 * learned.curve[-1][1]:.1f}, "
                     f"{time.process_time() - began:.0f} s; {count} of {len(todo)}",
                     flush=True,
                 )
-        done = finished_runs(options.parts, table.task, options.env_steps)
+        done = finished_runs(options.parts, table, options.env_steps)
     print(show(table, done, options.only or list(runs)))
 
 
