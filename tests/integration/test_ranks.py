@@ -47,6 +47,20 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
         pytest.param(
             {"twins": 4, "values_rounds": 1, "values": {"steps": 3, "hidden": 8}}, marks=pytest.mark.slow
         ),
+        pytest.param(
+            {
+                "twins": 4,
+                "granularity": "plans",
+                "unlock_after": 1,
+                "ppo": {
+                    "gae_lambda": 1.0,
+                    "advantage_scale": "returns",
+                    "critic_steps": 3,
+                    "fit_twins": True,
+                },
+            },
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"policy": "heuristic"}, marks=pytest.mark.slow),
         pytest.param({"policy": "random"}, marks=pytest.mark.slow),
         pytest.param({"teacher": "heuristic", "teacher_rounds": 1}, marks=pytest.mark.slow),

@@ -167,6 +167,14 @@ class PopArt:
                 statistics.update(own)
                 self._rescale(row, statistics)
 
+    @torch.no_grad()
+    def change_unit(self, factor: float) -> None:
+        """All values and statistics times `factor`: rewards are counted in another unit from now on."""
+        self.mean *= factor
+        self.scale *= factor
+        for statistics in self.statistics:
+            statistics.mean, statistics.var = statistics.mean * factor, statistics.var * factor**2
+
     def _rescale(self, row: int, statistics: RunningMeanStd) -> None:
         old_mean, old_scale = self.mean[row].item(), self.scale[row].item()
         self.mean[row] = float(statistics.mean)

@@ -38,6 +38,7 @@ from esper.tamiyo.shipped import tuned_thresholds
 from esper.tolaria.governor import GovernorConfig
 
 Policy = Literal["ppo", "heuristic", "random", "wait"]
+Granularity = Literal["plans", "parameters", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,11 @@ class TrainingConfig:
     """Features that are hidden from the policy; docs/observations.md lists them."""
     sensors: tuple[str, ...] = ()
     """Registered sensors that enter the observation beside the built-in ones."""
+    granularity: Granularity = "all"
+    """What the trained policy may decide: plans (wait, or add a blueprint to a slot at once), parameters
+    (also how: style and tempo) or all operations."""
+    unlock_after: int = 0
+    """Number of rounds without a higher mean J after which the next granularity begins; 0: never."""
     updates_per_round: int = 1
     """Number of PPO updates from each rollout."""
     teacher: str | None = None
@@ -201,6 +207,13 @@ class TrainingConfig:
                 f"values_rounds {self.values_rounds} with policy {self.policy}, rollout_length "
                 f"{self.rollout_length or 'none'}; action values need policy ppo and whole episodes"
             )
+        if self.granularity != "all" and (self.policy != "ppo" or self.teacher is not None):
+            yield (
+                f"granularity {self.granularity} with policy {self.policy}, teacher "
+                f"{self.teacher or 'none'}; allowed: policy ppo without a teacher, who may use every operation"
+            )
+        if self.unlock_after and self.granularity == "all":
+            yield f"unlock_after {self.unlock_after} with granularity all: nothing is left to unlock"
         if self.teacher is not None and self.policy != "ppo":
             yield f"teacher with policy {self.policy}, which is not trained; allowed: ppo"
 
@@ -318,6 +331,7 @@ _LIMITS: Mapping[str, tuple[float, float]] = {
     "anneal_fraction": (0, 1),
     "hidden": (1, 4_096),
     "patience": (-100, 100),
+    "unlock_after": (0, _ROUNDS),
     "updates_per_round": (1, 1_000),
     "teacher_rounds": (0, _ROUNDS),
     "teacher_updates": (1, 1_000),

@@ -39,6 +39,7 @@ from esper.simic.training.checkpoint import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import action_rules, create_env_group
+from esper.simic.training.granularity import check_tasks, close
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.simic.training.probe import schedule_teacher, task_schedules
 from esper.simic.training.recording import RunRecorder
@@ -213,6 +214,7 @@ def build_trainer(
     """A trainer with the networks, data, policy, rewards and recorder of one run."""
     ranks = current()
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
+    check_tasks(config.granularity, tasks)
     rewards = [build_rewards(config, task, i * config.envs) for i, task in enumerate(tasks)]
     relay = RelayHub(hub, ranks) if ranks.size > 1 else None
     env = build_envs(config, tasks, relay or hub, devices, rewards)
@@ -403,6 +405,7 @@ def build_agent(
             memory_horizon=env.max_epochs,
         )
     network.prefer(config.patience)
+    close(network, config.granularity)
     known = [feature.name for feature in (*BASE, *slot_features, *QUOTE)]
     if unknown := [name for name in config.blind if name not in known]:
         raise EsperError(f"config: blind names {', '.join(unknown)}; {allowed(known)}")

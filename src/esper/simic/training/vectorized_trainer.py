@@ -31,6 +31,7 @@ from esper.simic.contracts import BatchSummary, TaskSummary
 from esper.simic.ranks import ALONE, Ranks, fingerprint
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.checkpoint import BestPolicy
+from esper.simic.training.granularity import level_after, limit_masks, reopen
 from esper.tamiyo.policy import action_uniforms, map_tensors
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from esper.simic.rewards import RewardEngine
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.checkpoint import CheckpointStore
-    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.config import Granularity, TrainingConfig
     from esper.simic.training.plan_learner import PlanLearner
     from esper.simic.training.recording import RunRecorder
     from esper.simic.training.task_envs import Moment, StepRecord, TaskEnvs
@@ -131,6 +132,7 @@ class VectorizedPPOTrainer:
                     self.env.validate(epoch)
                 with self._timed("sense"):
                     seen = self.env.sense(epoch, self.device)
+                    seen = replace(seen, masks=limit_masks(seen.masks, self.granularity))
                     masks = map_tensors(seen.masks, self._to_device)
                 with self._timed("decide"):
                     step, played = self._decide(seen, masks)
@@ -161,6 +163,7 @@ class VectorizedPPOTrainer:
         self.recorder.begin_round(episode)
         self.env.begin_round(episode)
         self.set_rent()
+        self._unlock()
         for rewards in self.context.rewards:
             rewards.begin_round()
         self.context.policy.begin(self.num_envs)
@@ -185,6 +188,23 @@ class VectorizedPPOTrainer:
     def planner(self) -> PlanLearner | None:
         """The learner of plans, if it decides in this round instead of the policy."""
         return self.context.planner if self.progress.round_idx < self.config.values_rounds else None
+
+    @property
+    def granularity(self) -> Granularity:
+        """What the policy may decide in this round."""
+        return self._granularity_after(self.progress.round_idx)
+
+    def _granularity_after(self, rounds: int) -> Granularity:
+        means = [summary.mean_objective for summary in self.progress.history[:rounds]]
+        return level_after(means, self.config.granularity, self.config.unlock_after)
+
+    def _unlock(self) -> None:
+        """Open the policy's last layers for what this round has more than the one before."""
+        rounds = self.progress.round_idx
+        if self.agent is not None and rounds:
+            before = self._granularity_after(rounds - 1)
+            if before != self.granularity:
+                reopen(self.agent.policy.network, before, self.granularity)
 
     @property
     def taught(self) -> bool:
@@ -220,7 +240,7 @@ class VectorizedPPOTrainer:
             store = self.context.store
             if store is not None and self.context.ranks.is_first:
                 store.save_best(self.best)
-        self.context.normalizer.update(decisions.rewards)
+        self._renormalize(decisions.rewards)
         self.recorder.end_round(self.env, summary, self.agent, decisions.offered, self.seconds)
         progress.round_idx, progress.epoch = progress.round_idx + 1, 0
         if progress.round_idx < self.config.rounds:
@@ -228,6 +248,15 @@ class VectorizedPPOTrainer:
             if every and progress.round_idx % every == 0:
                 self._save()
             self._heed_stop()
+
+    def _renormalize(self, rewards: Sequence[float]) -> None:
+        """Update the scale of rewards. Values keep their meaning: without that, the critic would expect
+        returns of the old scale. While the policy imitates, values judge nothing and follow by themselves."""
+        normalizer = self.context.normalizer
+        before = normalizer.scale
+        normalizer.update(rewards)
+        if self.agent is not None and not self.taught:
+            self.agent.popart.change_unit(before / normalizer.scale)
 
     def _check_ranks(self) -> None:
         """Every rank has made the same update, so all have the same weights, unless their machines compute
