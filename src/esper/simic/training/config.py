@@ -210,7 +210,7 @@ class TrainingConfig:
         if self.granularity != "all" and (self.policy != "ppo" or self.teacher is not None):
             yield (
                 f"granularity {self.granularity} with policy {self.policy}, teacher "
-                f"{self.teacher or 'none'}; allowed: policy ppo without a teacher, who may use every operation"
+                f"{self.teacher or 'none'}; allowed: ppo without a teacher, who may use every operation"
             )
         if self.unlock_after and self.granularity == "all":
             yield f"unlock_after {self.unlock_after} with granularity all: nothing is left to unlock"

@@ -1,0 +1,150 @@
+"""Learners on a table: what they choose, what they spend, and what is shown of them."""
+
+from __future__ import annotations
+
+from itertools import product
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.plan_table import PlanTable
+from benchmarks.table_compare import Budget, algorithms, show
+from benchmarks.table_env import TableEnv
+from benchmarks.table_learners import (
+    ENVS,
+    TWINS,
+    Learned,
+    Paths,
+    Split,
+    chosen_objective,
+    halve,
+    learn_ppo,
+    learn_values,
+    make_agent,
+    oracle,
+    ppo_variants,
+    search,
+    search_at_random,
+)
+
+from benchmarks import table_compare
+from esper.simic.agent.plan_values import Sight
+from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
+
+
+@pytest.fixture(scope="module")
+def table() -> PlanTable:
+    """Two kinds of worlds, seen in the first feature: one wants a seed in slot 0, the other one in slot 1."""
+    rng, worlds = np.random.default_rng(0), 96
+    blueprints = ("conv_light", "norm")
+    plans = tuple(product((None, *blueprints), repeat=2))
+    kind = np.arange(worlds) % 2
+    objective = (
+        0.5
+        + rng.normal(0, 0.1, worlds)
+        - 0.05 * np.array([sum(b is not None for b in plan) for plan in plans])[:, None] * np.ones(worlds)
+    )
+    for row, plan in enumerate(plans):
+        for slot in (0, 1):
+            if plan[slot] == "norm":
+                objective[row, kind == slot] += 0.3
+    base = torch.zeros(worlds, BASE_DIM)
+    base[:, 0] = torch.from_numpy(2.0 * kind - 1)
+    quotes = torch.zeros(worlds, 2, 2, QUOTE_DIM)
+    quotes[..., 0] = 1.0
+    quotes[:, :, 1, 1] = 1.0
+    slots = torch.zeros(worlds, 2, SLOT_DIM)
+    slots[:, 1, 0] = 1.0
+    flags = torch.ones(worlds, 2, dtype=torch.bool)
+    sight = Sight(base, slots, quotes, flags, torch.zeros(worlds, dtype=torch.int64))
+    crippled = np.stack([kind == 0, kind == 1], 1)
+    return PlanTable(
+        "kinds", blueprints, plans, 0, 24, 0.02, objective, objective, objective, sight, crippled
+    )
+
+
+def test_each_random_seed_divides_the_worlds(table: PlanTable) -> None:
+    one, other = Split.drawn(table, 0), Split.drawn(table, 1)
+    assert sorted([*one.train, *one.test]) == list(range(96))
+    assert len(one.test) == 24
+    assert set(one.test) != set(other.test)
+
+
+def test_searches_find_the_best_plan_within_their_budget(table: PlanTable) -> None:
+    split = Split.drawn(table, 0)
+    both = table.plans.index(("norm", "norm"))
+    rng = np.random.default_rng(0)
+    assert halve(table, split.train, 2000, rng) == both
+    assert search_at_random(table, split.train, 2000, rng) == both
+    never = chosen_objective(table, split.test, 0)
+    with_labels = search(table, split, halve, seed=0, budgets=[24 * 2000], labels=True)
+    without = search(table, split, halve, seed=0, budgets=[24 * 2000])
+    assert without.curve[0][1] - never == pytest.approx(0.2)
+    assert with_labels.curve[0][1] - never == pytest.approx(0.25), "each kind gets its own plan"
+    assert with_labels.curve[0][1] == pytest.approx(oracle(table, split))
+
+
+def test_a_search_with_hardly_a_budget_still_answers(table: PlanTable) -> None:
+    split = Split.drawn(table, 0)
+    for find in (halve, search_at_random):
+        assert 0 <= find(table, split.train, 1, np.random.default_rng(0)) < len(table.plans)
+
+
+def test_action_values_learn_to_choose_by_what_they_see(table: PlanTable) -> None:
+    split = Split.drawn(table, 0)
+    small = 3  # there are nine plans, and eight twins
+    learned = learn_values(table, split, seed=0, rounds=small, every=small)
+    assert learned.curve[-1][0] == small * ENVS * 24
+    assert learned.curve[-1][1] - chosen_objective(table, split.test, 0) > 0.2
+
+
+def test_paths_have_the_probability_of_their_plans(table: PlanTable) -> None:
+    """All paths together have probability 1, and twins get different plans, nothing first."""
+    variant = ppo_variants(3)["+ twins"]
+    env = TableEnv(table, range(96), envs=ENVS, seed=0, twins=TWINS)
+    agent = make_agent(table, variant, env.steps, seed=0)
+    paths = Paths.of(table)
+    assert len(paths.plan) == 1 + 4 + 8
+    log_probs = paths.log_probs(agent.policy, table, torch.tensor([3, 4]))
+    assert log_probs.exp().sum(1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    env.begin_round(0)
+    given = paths.draw(agent.policy, table, env, np.random.default_rng(0), nothing=True)
+    for t in range(env.steps):
+        env.act(given[:, t])
+    numbers = env.plan_numbers(env.grown).unflatten(0, (-1, TWINS))
+    assert (numbers[:, 0] == 0).all()
+    assert all(len(set(row)) == TWINS for row in numbers.tolist())
+
+
+def test_every_stage_of_ppo_runs_and_repeats(table: PlanTable) -> None:
+    split = Split.drawn(table, 0)
+    for name, variant in ppo_variants(2).items():
+        first, again = (learn_ppo(table, split, variant, seed=1, rounds=2, every=1) for _ in range(2))
+        assert first == again, name
+        start = len(split.train) * 24 if variant.baseline else 0
+        assert [steps for steps, *_ in first.curve] == [start + r * ENVS * 24 for r in range(3)]
+        assert len(first.explained) == 2
+
+
+def test_what_is_shown_is_measured_from_never_growing(table: PlanTable, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(table_compare, "TABLES", tmp_path)
+    budget = Budget.of(table, 60_000)
+    assert budget.rounds == 39
+    assert budget.steps[-1] == 39 * ENVS * 24
+    names = list(algorithms(table, budget))
+    assert "successive halving with labels" in names
+    finished = {}
+    for name in names:
+        for seed in range(3):
+            never = chosen_objective(table, Split.drawn(table, seed).test, 0)
+            curve = [(100, never, never), (200, never + 0.01 * seed, never - 0.01)]
+            finished[name, seed] = Learned(curve, explained=[0.0, 0.0, 0.9, 0.1], value_ratio=[1.0] * 4)
+    del finished[names[0], 2]
+    text = show(table, finished, names)
+    row = next(line for line in text.splitlines() if line.startswith("| + twins"))
+    assert "| 200 | 0.0 ± 0.0 | 0.5 ± 0.5 | -1.0 ± 0.0 | 0.50 (above 0.5 in 50 %) | 1.00 |" in row
+    assert (tmp_path / "kinds.md").read_text() == text
+    drawing = ElementTree.fromstring((tmp_path / "kinds.svg").read_text())
+    lines = [e for e in drawing.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == len(names)
