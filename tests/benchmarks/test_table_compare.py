@@ -93,10 +93,10 @@ def test_a_search_with_hardly_a_budget_still_answers(table: PlanTable) -> None:
 
 def test_action_values_learn_to_choose_by_what_they_see(table: PlanTable) -> None:
     split = Split.drawn(table, 0)
-    small = 3  # there are nine plans, and eight twins
+    small = 8
     learned = learn_values(table, split, seed=0, rounds=small, every=small)
     assert learned.curve[-1][0] == small * ENVS * 24
-    assert learned.curve[-1][1] - chosen_objective(table, split.test, 0) > 0.2
+    assert learned.curve[-1][1] - chosen_objective(table, split.test, 0) > 0.22
 
 
 def test_paths_have_the_probability_of_their_plans(table: PlanTable) -> None:

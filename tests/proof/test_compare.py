@@ -61,7 +61,7 @@ def test_every_cohort_is_there(result):
         "static_equal",
         "static_flops",
     }
-    per_policy = {"learned", "static_final", "learned_shuffled"}
+    per_policy = {"learned", "learned_sampled", "static_final", "learned_shuffled"}
     assert set(result["episodes"]) == once | per_policy
     for name, strata in result["episodes"].items():
         assert len(strata) == (2 if name in per_policy else 1), name

@@ -29,6 +29,7 @@ COHORTS = [
     "oracle",
     "probe",
     "learned",
+    "learned_sampled",
     "static_final",
     "static_equal",
     "static_flops",

@@ -138,6 +138,11 @@ def prove(
     for policy in policies.values():
         cohorts.add(LEARNED, _acting(task, policy, config))
     if policies and not config.brief:
+        # A policy that grows with a chance of .3 in each epoch grows when sampled and never when it takes the
+        # most likely action, so both are told.
+        other = replace(config, sample=not config.sample)
+        for policy in policies.values():
+            cohorts.add("learned_sampled" if other.sample else "learned_greedy", _acting(task, policy, other))
         _add_equals(cohorts)
         if task.conditions is not None:
             for policy in policies.values():
