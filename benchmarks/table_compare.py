@@ -42,7 +42,18 @@ from benchmarks.table_learners import (
 
 POINTS = 8
 """Points of a curve."""
-COLOURS = ("#b0b0b0", "#56b4e9", "#0072b2", "#009e73", "#004d38", "#d55e00", "#cc79a7", "#e69f00", "#8c510a")
+COLOURS = (
+    "#b0b0b0",
+    "#56b4e9",
+    "#999933",
+    "#0072b2",
+    "#009e73",
+    "#004d38",
+    "#d55e00",
+    "#cc79a7",
+    "#e69f00",
+    "#8c510a",
+)
 Array = npt.NDArray[np.float64]
 Run = Callable[[PlanTable, Split, int], Learned]
 

@@ -114,11 +114,12 @@ def _config(rounds: int, **changes: object) -> PPOConfig:
 
 
 def ppo_variants(rounds: int) -> dict[str, PPOVariant]:
-    """Each adds one thing to the one before it."""
+    """Each adds one thing to the one before it. Twins that draw each by itself are what the trainer has."""
     plain, clean = _config(rounds), _config(rounds, **_HYGIENE)
     return {
         "PPO as it was": PPOVariant(config=plain, dead_ends=True),
         "+ dead ends closed": PPOVariant(config=plain),
+        "+ twins, each by itself": PPOVariant(config=plain, twins=TWINS),
         "+ twins": PPOVariant(config=plain, twins=TWINS, without_replacement=True),
         "+ hygiene": PPOVariant(config=clean, normalize_rewards=False, twins=TWINS, without_replacement=True),
         "+ persistent worlds": PPOVariant(
