@@ -28,6 +28,8 @@ from esper.simic.training.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
+    "--preset",
+    "none",
     "--task",
     "digits_impaired",
     "--envs",
