@@ -40,8 +40,13 @@ _PLAN_PARAMETERS = {"style": int(GerminationStyle.SIGMOID_ADD), "tempo": int(Tem
 
 
 def check_tasks(granularity: Granularity, tasks: Sequence[TaskSpec]) -> None:
-    """With less than all operations, seeds must become permanent by themselves."""
+    """With less than all operations, seeds must become permanent by themselves; plans add them at once."""
     for task in tasks:
+        if granularity == "plans" and task.tempo is not TempoAction.INSTANT:
+            raise EsperError(
+                f"config: granularity plans with task {task.name!r}, whose tempo is "
+                f"{task.tempo.name.lower()}; allowed: tempo instant, or granularity parameters"
+            )
         if granularity != "all" and GateLevel.G5 not in task.pacing.auto_forward_gates:
             raise EsperError(
                 f"config: granularity {granularity} with task {task.name!r}, which does not make seeds "
