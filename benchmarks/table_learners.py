@@ -104,7 +104,7 @@ _HYGIENE = {
     "gae_lambda": 1.0,
     "advantage_scale": "returns",
     "critic_steps": 50,
-    "explore_parameters": False,
+    "explore_ops_only": True,
     "fit_twins": True,
 }
 

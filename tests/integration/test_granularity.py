@@ -36,7 +36,7 @@ LEARNING: dict[str, Any] = {
         "gae_lambda": 1.0,
         "advantage_scale": "returns",
         "critic_steps": 3,
-        "explore_parameters": False,
+        "explore_ops_only": True,
         "fit_twins": True,
         "epsilon": 0.5,
     },

@@ -19,6 +19,7 @@ COMPANIONS = {
     "gpu_preload": ["--devices", "cuda:0"],
     "teacher": ["--teacher-rounds", "1"],
     "teacher_rounds": ["--teacher", "heuristic"],
+    "unlock_after": ["--granularity", "plans"],
 }
 TEXTS = {
     "task": ["digits_mlp", "digits_scale"],

@@ -174,7 +174,7 @@ def test_the_return_before_a_rollback_is_what_follows_it_minus_the_price(toys) -
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_exploration_can_leave_the_parameters_alone(toys, everywhere: bool) -> None:
     toy = toys.Identity(envs=8, seed=0)
-    agent = toys.make_agent(toy, PPOConfig(explore_parameters=everywhere), seed=0)
+    agent = toys.make_agent(toy, PPOConfig(explore_ops_only=not everywhere), seed=0)
     obs, masks = toy.observe()
     asked = toy.asked
     steps = []
@@ -188,7 +188,7 @@ def test_exploration_can_leave_the_parameters_alone(toys, everywhere: bool) -> N
 
 
 def test_without_exploration_of_parameters_acting_and_learning_still_agree(toys) -> None:
-    toy, agent = made(toys, PPOConfig(explore_parameters=False, epsilon=0.5, minibatches=1))
+    toy, agent = made(toys, PPOConfig(explore_ops_only=True, epsilon=0.5, minibatches=1))
     for episode in range(2):
         toys.rollout(toy, agent, episode)
         metrics = agent.update()

@@ -106,7 +106,7 @@ class PPOAgent:
         self.policy, self.config, self.seed, self.twins = policy, config, seed, twins
         network = policy.network
         network.bf16 = config.bf16
-        policy.explore_parameters = config.explore_parameters
+        policy.explore_parameters = not config.explore_ops_only
         sizes = network.architecture
         self.buffer = RolloutBuffer(
             num_envs,

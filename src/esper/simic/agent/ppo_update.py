@@ -61,8 +61,8 @@ class PPOConfig:
     anneal_updates: int = 0
     """Number of updates until learning rate, entropy weight and exploration reach their end values; 0: no
     annealing, except that a run then follows its anneal_fraction."""
-    explore_parameters: bool = True
-    """Whether exploration also covers blueprints and other parameters, or only operations and slots."""
+    explore_ops_only: bool = False
+    """Explore operations and slots alone, without blueprints and other parameters."""
     advantage_scale: Literal["batch", "returns"] = "batch"
     """Divisor of advantages: batch (their own standard deviation in the rollout, which makes luck as large as
     skill once a task is solved) or returns (the running standard deviation of returns)."""

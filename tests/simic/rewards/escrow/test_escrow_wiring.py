@@ -228,7 +228,7 @@ def test_a_rollback_is_charged_to_the_last_decision_in_the_buffer(episode: Episo
     assert sum(outcome.rollbacks for outcome in episode.env.ledger.outcomes) == len(episode.charged)
     for env, length, stored in episode.charged:
         if stored:
-            assert data.terminal[env, int(data.valid[env, :length].nonzero()[-1])]
+            assert data.truncated[env, int(data.valid[env, :length].nonzero()[-1])]
     for env in range(ENVS):
         assert data.reward[env][data.valid[env]].tolist() == pytest.approx(
             episode.paid(ESCROW, env), abs=1e-6
