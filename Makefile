@@ -28,7 +28,7 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	@echo "open site/index.html, or, to search: $(BIN)/python -m http.server --directory site"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,7 +9,6 @@ from drawing import (
     EMPTY,
     FAINT,
     FRAME,
-    INK,
     PERMANENT,
     PRUNED,
     TRAINING,
@@ -138,7 +137,7 @@ def draw_stages() -> str:
     )
     parts.append(text(start + 150, below + 18, "after a cooldown the slot is free", size=12, colour=FAINT))
     note = "set alpha target: a blending or holding seed gets another share"
-    parts.append(text(left_of(SeedStage.HOLDING) + WIDE / 2 + 60, below + 66, note, size=12, colour=INK))
+    parts.append(text(935, below + 70, note, size=12, anchor="end"))
     return picture("The stages of a seed and the operations that lead from one to the next", 950, 325, parts)
 
 

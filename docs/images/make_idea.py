@@ -67,13 +67,13 @@ def policy() -> list[str]:
     choices = "after every epoch: wait, or plant, advance, keep or prune one seed"
     box = Box(150, 20, 660, 58, POLICY, ("policy", choices))
     sees = arrow((200, 146), (200, 82))
-    does = arrow((560, 80), (560, SEED_Y - 33))
+    does = arrow((584, 80), (584, SEED_Y - 33))
     return [
         box.svg(),
         sees,
         text(212, 118, "sees accuracy, gradients, what each seed contributes", size=13, anchor="start"),
         does,
-        text(572, 118, "decides what grows, and where", size=13, anchor="start"),
+        text(596, 118, "decides what grows, and where", size=13, anchor="start"),
     ]
 
 
