@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-FENCE = re.compile(r"^( *)```(\w*)\s*$")
+FENCE = re.compile(r"^( *)```(?: { \.)?(\w*)(?: })?\s*$")
+"""The form with braces is for blocks that the formatter must leave alone."""
 INCLUDE = re.compile(r'^--8<-- "(.+)"$')
 """A line in whose place the site shows a file of the repository."""
 
