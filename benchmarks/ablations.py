@@ -4,7 +4,7 @@ no variant was trained on.
 `python -m benchmarks.ablations [--task digits_impaired] [--only "no memory" …]` trains a policy for each
 variant with the same random seed and evaluates all on the same networks, without exploration. Neither
 training nor `esper prove` uses these networks, so what is chosen here can be proved there. Prints Markdown;
-differences are paired, intervals are 95 %. `--set ppo.lr=1e-3 teacher=none teacher_rounds=0` changes all
+differences are paired, intervals are 95 %. `--set ppo.lr=1e-3 values_rounds=0` changes all
 variants, including the unchanged one."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SENSORS = [
 ]
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
-    **{f"reward {mode}": {"reward.mode": mode} for mode in ("sparse", "escrow", "minimal")},
+    **{f"reward {mode}": {"reward.mode": mode} for mode in ("shaped", "escrow", "sparse")},
     **{
         f"reward {mode}": {"reward.mode": mode, "rent_curriculum": "0"}
         for mode in ("simplified", "basic", "basic_plus")
@@ -51,7 +51,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "attribution not shown": {"blind": ATTRIBUTION},
     "growth sensors not shown": {"blind": SENSORS},
     "rent that rises over half the run": {"rent_curriculum": "0.5"},
-    "no teacher": {"teacher": "none", "teacher_rounds": "0"},
+    "no action values": {"values_rounds": "0"},
     "no patient prior": {"patience": "0"},
 }
 

@@ -109,9 +109,7 @@ def _empty_slots() -> Iterator[Row]:
     model, optimizer = population(case, 1)
     plain = PlainTrainer(plain_cnn(base=case.base, kernel=case.kernel, channels=case.channels))
     x, y = batch(case, 1)
-    ratio, ours, _ = interleave(
-        lambda: train_step(model, optimizer, x, y), lambda: plain.step(x, y[0]), rounds=25
-    )
+    ratio, ours, _ = interleave(lambda: train_step(model, optimizer, x, y), lambda: plain.step(x, y[0]))
     yield Row("kasmina.empty_slots_vs_plain", ratio, 1.03)
     yield Row("kasmina.step_ms", ours * 1e3)
 
@@ -126,7 +124,7 @@ def _coalitions() -> Iterator[Row]:
         with torch.no_grad():
             model(x)
 
-    ratio, ours, _ = interleave(lambda: evaluate_coalitions(model, x, wanted), one_pass, rounds=25)
+    ratio, ours, _ = interleave(lambda: evaluate_coalitions(model, x, wanted), one_pass)
     yield Row("kasmina.coalitions8_vs_one_pass", ratio, 3.5)
     yield Row("kasmina.coalitions8_ms", ours * 1e3)
 
@@ -164,7 +162,7 @@ def _population(name: str, case: Case) -> Iterator[Row]:
         for trainer in trainers:
             trainer.step(single_x, single_y[0])
 
-    ratio, ours, _ = interleave(fused, loop, rounds=11)
+    ratio, ours, _ = interleave(fused, loop, rounds=25)
     yield Row(f"kasmina.population16_vs_loop.{name}", ratio, case.goal)
     yield Row(f"kasmina.population16_ms.{name}", ours * 1e3)
 
@@ -175,7 +173,7 @@ def _sizes(name: str, case: Case) -> Iterator[Row]:
         model, optimizer = population(case, size)
         x, y = batch(case, size)
         work = partial(train_step, model, optimizer, x, y)
-        _, ours, _ = interleave(work, work, rounds=3)
+        _, ours, _ = interleave(work, work, rounds=9)
         yield Row(f"kasmina.step_ms.{name}.population{size}", ours * 1e3 / size)
 
 

@@ -34,7 +34,7 @@ from esper.leyline import (
 )
 from esper.nissa import TelemetryHub
 from esper.runtime.data import SharedBatchIterator, load_dataset, validation_batches, validation_split
-from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.runtime.tasks import TaskSpec, get_task_spec, parse_task
 from esper.simic.training import vectorized
 from esper.simic.training.action_execution import ActionResult
 from esper.simic.training.config import TrainingConfig
@@ -60,13 +60,18 @@ SCHEDULE = {1: "r0c0", 2: "r0c1", 3: "r0c2"}
 
 
 def open_run(task_name: str, kind: str, directory: Path) -> AbstractContextManager[VectorizedPPOTrainer]:
-    """A run as a user starts it, with policy, update, telemetry and checkpoint."""
+    """A run as a user starts it, with policy, update, telemetry and checkpoint. The last epoch is validated
+    like the others: its larger sample, once per episode, would weigh too much in an episode of few epochs."""
     config = TrainingConfig(
-        task=task_name, envs=ENVS, rounds=1, seed=0, telemetry_dir=str(directory), **BUDGETS[task_name][kind]
+        task=f"{task_name}:final_val_size=0",
+        envs=ENVS,
+        rounds=1,
+        seed=0,
+        telemetry_dir=str(directory),
+        **BUDGETS[task_name][kind],
     )
-    return vectorized.open_trainer(
-        config, vectorized.resolve_task(config, get_task_spec(task_name)), TelemetryHub()
-    )
+    task = vectorized.resolve_task(config, parse_task(f"{task_name}:final_val_size=0"))
+    return vectorized.open_trainer(config, task, TelemetryHub())
 
 
 def scripted(seen: Observation, slots: tuple[str, ...]) -> list[tuple[int, ...]]:

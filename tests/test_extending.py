@@ -49,7 +49,7 @@ def test_a_module_outside_the_package_is_used_by_a_call(tmp_path: Path, blocks: 
 
 def test_a_module_outside_the_package_is_used_by_the_command_line(tmp_path: Path, blocks: list[str]) -> None:
     (tmp_path / "my_module.py").write_text("\n".join(blocks[:5]))
-    command = ["-m", "esper.scripts.cli", "train", "ppo"]
+    command = ["-m", "esper.scripts.cli", "train", "ppo", "--preset", "none"]
     settings = ["--task", "rings:episode_length=6,steps_per_epoch=2", "--reward.mode", "frugal", "--sensors"]
     size = ["--rounds", "1", "--envs", "2", "--hidden", "16", "--telemetry-dir", "run"]
     done = run(tmp_path, *command, "--import", "my_module", *settings, "spread", *size)
@@ -80,6 +80,8 @@ def test_a_users_blueprint_is_grown_recorded_by_name_and_resumed(tmp_path: Path,
         "esper.scripts.cli",
         "train",
         "ppo",
+        "--preset",
+        "none",
         "--task",
         "products:episode_length=6,steps_per_epoch=2",
     ]

@@ -275,6 +275,7 @@ def test_a_directory_in_use_is_bad_input(tmp_path, capsys, resume) -> None:
     names = ("task", "rounds", "envs", "episode_length", "steps_per_epoch", "val_size", "batch_size")
     flags = [f"--{name.replace('_', '-')}={QUICK[name]}" for name in (*names, "population", "hidden")]
     with vectorized.open_trainer(config, task, TelemetryHub()):
-        code = esper(["train", *flags, "--checkpoint-every=1", "--telemetry-dir", str(directory), *resume])
+        where = ["--checkpoint-every=1", "--telemetry-dir", str(directory)]
+        code = esper(["train", "--preset=none", *flags, *where, *resume])
     assert code == 2
     assert f"{directory} is in use" in capsys.readouterr().err

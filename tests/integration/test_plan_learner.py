@@ -85,8 +85,9 @@ def test_plans_are_given_without_replacement() -> None:
         assert (chosen[:, 0] == 0).all()
         assert all(len(set(row)) == 6 for row in chosen.tolist())
     assert (chosen[:, 1] == mean[:, 1:].argmax(1) + 1).all()
-    with pytest.raises(EsperError, match="10 twins, but the task has only 9 plans"):
-        _without_replacement(gains, mean, 10, generator, informed=True)
+    for informed in (False, True):  # more twins than plans: the last ones share a plan
+        chosen = _without_replacement(gains, mean, 11, generator, informed=informed)
+        assert all(sorted(row[:9]) == [*range(9)] and len(set(row[8:])) == 1 for row in chosen.tolist())
 
 
 def test_too_many_plans_are_a_random_choice_with_nothing_first() -> None:

@@ -130,6 +130,7 @@ def test_a_full_disk_on_the_first_rank_is_what_all_ranks_report(straight, tmp_pa
 def command(directory: Path, **changes: Any) -> list[str]:
     settings = {**SMALL, **STEADY, **changes, "telemetry_dir": str(directory)}
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    flags += ["--preset", "none"]
     return [sys.executable, "-m", "esper.scripts.train", "ppo", "--processes", "2", *flags]
 
 

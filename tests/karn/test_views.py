@@ -195,7 +195,7 @@ def test_health_against_hand_counts(write_run: Write) -> None:
     health = open_run(write_run(rounds)).rows("SELECT * FROM health ORDER BY round_idx")
     assert [row["round_idx"] for row in health] == list(range(16))
     assert [row["wait_share"] for row in health[:6]] == pytest.approx([0.6] * 5 + [1.0])
-    assert [row["top_op_share"] for row in health[4:6]] == [pytest.approx(0.75), None]
+    assert [row["top_op_share"] for row in health[4:6]] == [pytest.approx(0.25), None]
     assert [row["failure_rate"] for row in health[3:6]] == [pytest.approx(0.0), pytest.approx(0.25), None]
     assert [row["rollbacks_per_episode"] for row in health[:3]] == pytest.approx([0.0, 1.5, 0.0])
     assert [row["unfinished_share"] for row in health[1:3]] == [None, pytest.approx(0.75)]

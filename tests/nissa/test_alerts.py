@@ -102,6 +102,10 @@ def test_healthy_rounds_raise_nothing() -> None:
     assert raised([round_of(i) for i in range(30)]) == [[]] * 30
 
 
+def test_a_policy_that_only_germinates_is_healthy() -> None:
+    assert raised([round_of(i, actions={"WAIT": 60, "GERMINATE": 40}) for i in range(8)]) == [[]] * 8
+
+
 @pytest.mark.parametrize("code", FAULTS)
 def test_a_rule_fires_once_at_its_streak_and_again_after_recovery(code: str) -> None:
     streak = BY_CODE[code].streak
@@ -182,7 +186,7 @@ def test_figures_of_fields_that_a_log_lacks_are_not_made_up() -> None:
     assert dict(engine.round) == {
         "nonfinite_metrics": 0.0,
         "wait_share": 0.6,
-        "top_op_share": 0.5,
+        "top_op_share": 0.25,
         "rollbacks_per_episode": 0.0,
         "unfinished_share": 0.5,
     }

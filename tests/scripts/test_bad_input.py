@@ -26,6 +26,7 @@ SECONDS = 20
 """Limit for one case; all but the tampered checkpoints take a fraction of a second on a free machine."""
 SAMPLE = 40
 SMALL = (
+    *("--preset", "none"),
     *("--task", "digits_impaired", "--envs", "2", "--episode-length", "4", "--steps-per-epoch", "1"),
     *("--val-size", "32", "--hidden", "16", "--population", "8"),
 )

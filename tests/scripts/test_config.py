@@ -70,10 +70,31 @@ def other_text(path: str) -> tuple[list[str], Any]:
 def test_every_setting_has_a_flag_that_sets_it_and_nothing_else(path: str) -> None:
     words, value = other_text(path)
     companions = COMPANIONS.get(path, [])
-    config, origins = parse("esper train", "", [*words, *companions])
+    config, origins = parse("esper train", "", ["--preset", "none", *words, *companions])
     assert leaf(config, path) == value != leaf(TrainingConfig(), path)
     also = {word.removeprefix("--").replace("-", "_") for word in companions[:1]}
     assert {name for name, origin in origins.items() if origin == "flag"} == {path} | also
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        ([], "preset alone"),
+        (["ppo", "--task", "mnist1d_baseline"], "preset alone"),
+        (["--preset", "quickstart"], "preset quickstart"),
+        (["--preset", "none"], "default"),
+        (["heuristic"], "default"),
+        (["--config", "empty.json"], "default"),
+    ],
+)
+def test_a_policy_is_trained_from_j_alone_unless_something_else_is_named(
+    words: list[str], origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.json").write_text("{}")
+    config, origins = parse("esper train", "", words)
+    assert origins["values_rounds"] == origin
+    assert (config.values_rounds > 0) == (origin != "default")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +201,7 @@ def test_a_flag_repairs_a_file_that_alone_would_be_refused(tmp_path: Path) -> No
 
 
 def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "500")
     assert main(["presets"]) == 0
     assert list(shown(capsys.readouterr().out)) == list(PRESETS)
     assert main(["tasks"]) == 0

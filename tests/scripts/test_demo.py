@@ -33,6 +33,7 @@ def test_the_demo_trains_proves_and_says_what_is_next(tmp_path, monkeypatch, cap
         "TASK": "digits_shift:episode_length=4,steps_per_epoch=2,val_size=48",
         "NETWORKS": 2,
         "PROBE_NETWORKS": 8,
+        "PROCESSES": 1,  # other processes would not know the small preset
     }.items():
         monkeypatch.setattr(demo, name, value)
     assert main(["demo"]) == 0

@@ -28,6 +28,8 @@ from esper.simic.training.presets import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
+    "--preset",
+    "none",
     "--task",
     "digits_impaired",
     "--envs",
@@ -179,7 +181,7 @@ def test_several_tasks_are_trained_on_together(tmp_path: Path, capsys: pytest.Ca
     """`--envs` is the number of each task; the policy may follow the list of tasks."""
     place = tmp_path / "r"
     tasks = ["--task", "digits_impaired", "digits_mlp:features=4", "random"]
-    assert main([*tasks, *SMALL[2:], "--rounds", "1", "--telemetry-dir", str(place)]) == 0
+    assert main([*tasks, *SMALL[4:], "--rounds", "1", "--telemetry-dir", str(place)]) == 0
     output = capsys.readouterr()
     assert re.search(r"J [\d.]+ \(digits_impaired [\d.]+, digits_mlp:features=4 [\d.]+\)", output.err)
     assert "digits_mlp" in output.out
@@ -407,7 +409,7 @@ def test_a_run_that_cannot_write_fails_with_its_reason(tmp_path: Path) -> None:
         (["--config", "none.yaml"], ["none.yaml", "No such file"]),
         (["--amp", "fp16", "--population", "8"], ["fp16", "population 8"]),
         (["--amp", "fp16"], ["fp16", "population 64"]),
-        (["--rollout-length", "25"], ["rollout_length 25", "episode_length 24"]),
+        (["--preset", "none", "--rollout-length", "25"], ["rollout_length 25", "episode_length 24"]),
         (["--val-size", "99999"], ["val_size 99999", "samples"]),
         (["--telemetry-dir", "file/D"], ["file/D", "Not a directory"]),
         (["--telemetry-dir", "full"], ["full", "not empty", "resume"]),

@@ -490,7 +490,7 @@ ROUND = (
     _down(
         "top_op_share",
         "share",
-        "Share of the most frequent operation among decisions other than WAIT.",
+        "Share of the most frequent operation that plants nothing, among decisions other than WAIT.",
         high=0.95,
     ),
     _down("failure_rate", "share", "Share of decisions other than WAIT that were not carried out.", high=0.2),

@@ -138,7 +138,13 @@ RULES = (
         "reward_explosion", "round.reward_jump", 1, _ERROR, "Rewards are much larger than in earlier rounds."
     ),
     Rule("all_wait", "round.wait_share", 5, Severity.INFO, "The policy chooses almost only WAIT."),
-    Rule("single_op", "round.top_op_share", 5, _WARNING, "The policy uses only one operation besides WAIT."),
+    Rule(
+        "single_op",
+        "round.top_op_share",
+        5,
+        _WARNING,
+        "The policy uses only one operation, which plants nothing.",
+    ),
     Rule(
         "failing_actions",
         "round.failure_rate",
@@ -252,7 +258,9 @@ class AlertEngine:
         if total:
             figures["wait_share"] = (total - acted) / total
         if acted:
-            figures["top_op_share"] = max(others.values()) / acted
+            # A graft becomes permanent by itself, so a policy that only germinates may be in good health.
+            repeated = {op: count for op, count in others.items() if op != LifecycleOp.GERMINATE.name}
+            figures["top_op_share"] = max(repeated.values(), default=0) / acted
             if self._successes is not None:
                 figures["failure_rate"] = 1.0 - sum(self._successes.get(op, 0) for op in others) / acted
         rollbacks = {task: tally.rollbacks / tally.episodes for task, tally in self._tasks.items()}

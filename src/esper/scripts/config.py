@@ -27,7 +27,7 @@ from esper.simic.training.config import (
     optional,
     unknown_word,
 )
-from esper.simic.training.presets import PRESETS, resolve
+from esper.simic.training.presets import ALONE, PRESETS, resolve
 
 SHORT_HELP = frozenset(
     {
@@ -82,7 +82,8 @@ class Arguments:
     settings: Annotated[TrainingConfig, tyro.conf.arg(name="")] = field(default_factory=TrainingConfig)
     """Holds the given flags only, as nested mappings of text."""
     preset: Name = None
-    """Preset to start from; `esper config presets` lists them."""
+    """Preset to start from; `esper config presets` lists them. Without one and without --config, a policy is
+    trained from the preset `alone`; with `none`, from the defaults."""
     config: File = None
     """YAML or JSON file with settings, for example the config.json of a run."""
     modules: Imports = ()
@@ -115,7 +116,10 @@ def parse(prog: str, description: str, arguments: Sequence[str]) -> tuple[Traini
     names = flags.get("task", [])
     if "policy" not in flags and len(names) > 1 and names[-1] in choices(LEAVES["policy"]):
         flags["policy"] = names.pop()  # in `--task digits_shift ppo` the last word is the policy
-    return resolve(given.preset, given.config, flags)
+    preset = given.preset
+    if preset is None and given.config is None and flags.get("policy", "ppo") == "ppo":
+        preset = ALONE
+    return resolve(preset, given.config, flags)
 
 
 def flag_names(path: str) -> list[str]:

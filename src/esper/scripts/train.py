@@ -90,6 +90,8 @@ class ProgressOutput:
         tasks = data.get("objective_by_task") or {}
         by_task = ", ".join(f"{task} {value:.3f}" for task, value in tasks.items())
         objective = f"J {data['avg_objective']:.3f}" + (f" ({by_task})" if len(tasks) > 1 else "")
+        if data.get("plan_gain") is not None:
+            objective += f", best plans {data['plan_gain']:+.3f} above growing nothing"
         facts = (
             f"accuracy {data['avg_accuracy']:.1f} %, committed {data['avg_committed_accuracy']:.1f} %, "
             f"{objective}, {speed:,.0f} env-steps/s, {left} left, alerts {self._alerts}"

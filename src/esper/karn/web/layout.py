@@ -61,18 +61,18 @@ RUN: Sequence[dict[str, Any]] = (
     section(
         "Learning",
         lines(
-            "Objective J",
-            "Mean over the envs; shaded from the 10th to the 90th percentile of episodes.",
-            "rounds/avg_objective",
-            band=("spread/low", "spread/high"),
-        ),
-        lines(
             "What plans are worth",
             "(J above twins that grow nothing) Plans that action values hold for the best, and plans that "
             "explore.",
             "rounds/plan_gain",
             "rounds/explored_gain",
             optional=True,
+        ),
+        lines(
+            "Objective J",
+            "Mean over the envs; shaded from the 10th to the 90th percentile of episodes.",
+            "rounds/avg_objective",
+            band=("spread/low", "spread/high"),
         ),
         lines(
             "Accuracy",

@@ -89,8 +89,8 @@ class TrainingConfig:
     devices: tuple[str, ...] = ("cpu",)
     """Devices of the networks. Populations are assigned in turn; the policy is on the first device."""
     population: int | None = None
-    """Number of networks that are fused into one graph, 1 or a multiple of 8, and a multiple of twins; none:
-    the task's. It does not follow the number of envs, so an env's result does not depend on it."""
+    """Number of networks that are fused into one graph: 1, or a multiple of 8 and of twins; none: the task's.
+    It does not follow the number of envs, so an env's result does not depend on it."""
     amp: Literal["off", "bf16", "fp16"] = "off"
     """Precision of the networks' forward passes. fp16 needs a population of 1."""
     gpu_preload: bool = False
@@ -195,7 +195,10 @@ class TrainingConfig:
                 "set both or neither"
             )
         if self.values_rounds and self.teacher is not None:
-            yield f"values_rounds {self.values_rounds} with teacher {self.teacher}: one of them decides first"
+            yield (
+                f"values_rounds {self.values_rounds} with teacher {self.teacher}: one of them decides first; "
+                "set values_rounds to 0, or leave the teacher out"
+            )
         if self.values_rounds and (self.policy != "ppo" or self.rollout_length is not None):
             yield (
                 f"values_rounds {self.values_rounds} with policy {self.policy}, rollout_length "
@@ -209,7 +212,10 @@ class TrainingConfig:
         if episode is not None and rollout is not None and rollout > episode:
             yield f"rollout_length {rollout} exceeds episode_length {episode}"
         if self.envs % self.twins != 0:
-            yield f"envs {self.envs} with twins {self.twins}: envs must be a multiple of twins"
+            yield (
+                f"envs {self.envs} with twins {self.twins}: envs must be a multiple of twins. Action values "
+                f"(values_rounds, here {self.values_rounds}) need twins, PPO does not"
+            )
         if self.twins > 1 and rollout is not None:
             yield f"twins {self.twins} with rollout_length {rollout}: twins are compared over whole episodes"
 

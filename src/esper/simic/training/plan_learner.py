@@ -219,24 +219,23 @@ def _without_replacement(
     gains: Tensor, mean: Tensor, twins: int, generator: torch.Generator, *, informed: bool
 ) -> Tensor:
     """[W, twins] plans of [M, W, P] gains: nothing, the best by the mean, then the favourite of one member
-    after the other, each the best that is not taken yet. Before anything is known, random plans."""
+    after the other, each the best that is not taken yet. Before anything is known, random plans. If there are
+    fewer plans than twins, the last twins share the last plan."""
     members, worlds, plans = gains.shape
-    if twins > plans:
-        raise EsperError(
-            f"config: {twins} twins, but the task has only {plans} plans; fewer twins are needed"
-        )
+    distinct = min(twins, plans)
     if not informed:
         order = torch.rand(worlds, plans, generator=generator)
         order[:, 0] = 2.0  # nothing comes first
-        return order.topk(twins, -1).indices
+        chosen = [*order.topk(distinct, -1).indices.unbind(-1)]
+        return torch.stack(chosen + chosen[-1:] * (twins - distinct), 1)
     taken = torch.zeros(worlds, plans, dtype=torch.bool)
     taken[:, 0] = True
     chosen = [torch.zeros(worlds, dtype=torch.int64)]
     draws = torch.rand(worlds, members, generator=generator).argsort(-1)  # members in a random order
     rows = torch.arange(worlds)
-    for twin in range(1, twins):
+    for twin in range(1, distinct):
         score = mean if twin == 1 else gains[draws[:, (twin - 2) % members], rows]
         best = score.masked_fill(taken, -torch.inf).argmax(-1)
         taken[rows, best] = True
         chosen.append(best)
-    return torch.stack(chosen, 1)
+    return torch.stack(chosen + chosen[-1:] * (twins - distinct), 1)

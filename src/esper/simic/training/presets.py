@@ -23,34 +23,44 @@ class Preset:
     values: Mapping[str, Any]
 
 
-_TAUGHT: Mapping[str, Any] = {
-    "teacher": "schedule",
+_SMALL_STEPS: Mapping[str, Any] = {
     "teacher_updates": 8,
-    "reward.mode": "shaped",
     "ppo.imitation_lr": 3e-4,
     "ppo.lr": 3e-5,
     "ppo.entropy_coef": 0.003,
     "ppo.epsilon": 0.05,
     "ppo.minibatches": 8,
 }
-"""Imitation first, then PPO with steps so small that noise cannot undo what the teacher taught."""
-_SHORT: Mapping[str, Any] = {"envs": 128, "rounds": 8, "teacher_rounds": 6, **_TAUGHT}
+"""Imitation first, then PPO with steps so small that noise cannot undo what was learned before."""
+_ALONE: Mapping[str, Any] = {"envs": 64, "twins": 8, "rounds": 26, "values_rounds": 24, **_SMALL_STEPS}
+"""Action values find out what plans are worth and teach the policy."""
+_TAUGHT: Mapping[str, Any] = {
+    "envs": 128,
+    "rounds": 8,
+    "teacher": "schedule",
+    "teacher_rounds": 6,
+    "reward.mode": "shaped",
+    **_SMALL_STEPS,
+}
+_DIGITS: Mapping[str, str] = {
+    "digits_baseline": "decide whether a healthy host needs a seed",
+    "digits_impaired": "grow early, in the blocks where images are still large",
+    "digits_scale": "the same with five slots",
+    "digits_shift": "find out what is wrong with each network",
+}
+ALONE, NO_PRESET = "alone", "none"
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset(
         "trains a useful policy in minutes",
-        {"task": "digits_shift", "envs": 64, "rounds": 7, "teacher_rounds": 5, **_TAUGHT},
+        {"task": "digits_shift", **_ALONE, "rounds": 12, "values_rounds": 11},
     ),
-    "digits_baseline": Preset(
-        "decide whether a healthy host needs a seed", {"task": "digits_baseline", **_SHORT}
-    ),
-    "digits_impaired": Preset(
-        "grow early, in the blocks where images are still large", {"task": "digits_impaired", **_SHORT}
-    ),
-    "digits_scale": Preset("the same with five slots", {"task": "digits_scale", **_SHORT}),
-    "digits_shift": Preset(
-        "find out what is wrong with each network", {"task": "digits_shift", **_SHORT, "rounds": 10}
-    ),
-    "cifar_baseline": Preset("the small CIFAR-10 host", {"task": "cifar_baseline", "envs": 16}),
+    ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
+    **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
+    **{
+        f"{task}_taught": Preset(f"{summary}; taught by the schedules that ship", {"task": task, **_TAUGHT})
+        for task, summary in _DIGITS.items()
+    },
+    "cifar_baseline": Preset("PPO on the small CIFAR-10 host", {"task": "cifar_baseline", "envs": 16}),
     "cifar_baseline_stable": Preset(
         "the same with smaller steps and twice the rounds",
         {
@@ -80,9 +90,9 @@ def resolve(
     """The config of a preset, a file and flags (text), and the origin of each value by dotted path. The file
     overrides the preset, and flags override both."""
     layers: list[tuple[str, dict[str, Any]]] = []
-    if preset is not None:
+    if preset not in (None, NO_PRESET):
         if preset not in PRESETS:
-            raise unknown_word("unknown preset", preset, PRESETS)
+            raise unknown_word("unknown preset", preset, [*PRESETS, NO_PRESET])
         layers.append((f"preset {preset}", flatten(PRESETS[preset].values, f"preset {preset}")))
     if file is not None:
         is_text = Path(file).suffix != ".json"

@@ -130,10 +130,10 @@ def resolve_task(config: TrainingConfig, task: TaskSpec) -> TaskSpec:
             f"config: amp fp16 with population {task.population} of task {task.name}: one loss scale cannot "
             "serve several networks; allowed: population 1, or amp bf16"
         )
-    if task.population % config.twins:
+    if task.population != 1 and task.population % config.twins:
         raise EsperError(
             f"config: twins {config.twins} with population {task.population} of task {task.name}: twins "
-            "share a population, so its size must be a multiple of their number"
+            "share a population, so its size must be a multiple of their number, or 1"
         )
     return task
 
