@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WORKERS ?= 2
 
-.PHONY: run test test-slow bench lint lines type guardrails clean
+.PHONY: run test test-slow bench docs lint lines type guardrails clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,11 +19,16 @@ test: lint type
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group models --group rl
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group models --group rl --group docs --group package
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html, or, to search: $(BIN)/python -m http.server --directory site"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,4 +52,4 @@ guardrails: $(STAMP)
 		tests/simic/test_gpu_preload_batch_size.py tests/scripts/test_train.py
 
 clean:
-	rm -rf .venv bench.json
+	rm -rf .venv bench.json site

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import attach, data, dist, gym, kasmina, simic, system, tamiyo, web
+from benchmarks import attach, data, dist, gym, kasmina, simic, startup, system, tamiyo, web
 from benchmarks.harness import Datasets, Row, interleave
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "gym": lambda _: gym.rows(),
     "dist": lambda _: dist.rows(),
     "web": lambda _: web.rows(),
+    "startup": lambda _: startup.rows(),
 }
 NOISE = 0.02
 """The same work against itself may differ by this much; beyond it the machine is too noisy to judge goals."""

@@ -110,6 +110,22 @@ def test_import_does_not_load_torch(module: str) -> None:
     assert "torch" not in loaded
 
 
+def modules_after(code: str) -> set[str]:
+    """Modules that a fresh interpreter has loaded once it has run this code."""
+    code = f"{code}; import sys; print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(done.stderr.split())
+
+
+def test_esper_starts_with_nothing_but_itself() -> None:
+    """`make bench ONLY=startup` measures it; this says why it is fast."""
+    bare = modules_after("pass")
+    light = {"__future__", "esper", "esper._lazy"}
+    assert modules_after("import esper") - bare <= light
+    asked = "from esper.scripts.cli import main; main(['--help'])"
+    assert modules_after(asked) - bare <= light | {"esper.scripts", "esper.scripts.cli"}
+
+
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_dependencies_point_one_way(package: str) -> None:
     forbidden = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}

@@ -1,68 +1,32 @@
-"""Draws `idea.svg`, the picture in the README: a network with slots, the seeds in them, the life of a seed.
+"""Draws `idea.svg`, the picture of the README and of the first page: a network with slots, the seeds in them,
+the life of a seed.
 
 `python docs/images/make_idea.py` writes the file beside this script."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from drawing import (
+    BLENDING,
+    EMPTY,
+    FAINT,
+    FRAME,
+    HOST,
+    INK,
+    PAPER,
+    PERMANENT,
+    POLICY,
+    PRUNED,
+    TRAINING,
+    Box,
+    arrow,
+    picture,
+    text,
+    write,
+)
 
-TARGET = Path(__file__).with_name("idea.svg")
 WIDTH, HEIGHT = 960, 520
-INK, FAINT, PAPER = "#1f2933", "#6b7785", "#ffffff"
-HOST, POLICY, EMPTY, FRAME = "#dbe7f5", "#efe6f7", "#ffffff", "#f6f8fa"
-TRAINING, BLENDING, PERMANENT, PRUNED = "#fdf0d0", "#fbd9a6", "#cdebd0", "#f3d6d6"
 LINE_Y, SEED_Y = 300, 190
 """Heights of the host's forward pass and of the seeds beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    x: float
-    y: float
-    width: float
-    height: float
-    fill: str
-    lines: tuple[str, ...]
-    dashed: bool = False
-
-    def svg(self) -> str:
-        dash = ' stroke-dasharray="5 4"' if self.dashed else ""
-        shape = (
-            f'<rect x="{self.x}" y="{self.y}" width="{self.width}" height="{self.height}" rx="8" '
-            f'fill="{self.fill}" stroke="{FAINT if self.dashed else INK}" stroke-width="1.4"{dash}/>'
-        )
-        middle = self.x + self.width / 2
-        first = self.y + self.height / 2 + 5 - 9 * (len(self.lines) - 1)
-        title, *rest = self.lines
-        texts = [text(middle, first, title, bold=True, colour=FAINT if self.dashed else INK)]
-        texts += [text(middle, first + 18 * (i + 1), line, size=13) for i, line in enumerate(rest)]
-        return "\n".join([shape, *texts])
-
-
-def text(
-    x: float,
-    y: float,
-    words: str,
-    *,
-    size: int = 15,
-    bold: bool = False,
-    colour: str = INK,
-    anchor: str = "middle",
-) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}>'
-        f"{words}</text>"
-    )
-
-
-def arrow(*points: tuple[float, float], dashed: bool = False, head: bool = True, colour: str = INK) -> str:
-    path = " ".join(f"{x},{y}" for x, y in points)
-    dash = ' stroke-dasharray="5 4"' if dashed else ""
-    marker = "faint" if colour == FAINT else "head"
-    end = f' marker-end="url(#{marker})"' if head else ""
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}{end}/>'
 
 
 def add_sign(x: float) -> str:
@@ -103,13 +67,13 @@ def policy() -> list[str]:
     choices = "after every epoch: wait, or plant, advance, keep or prune one seed"
     box = Box(150, 20, 660, 58, POLICY, ("policy", choices))
     sees = arrow((200, 146), (200, 82))
-    does = arrow((560, 80), (560, SEED_Y - 33))
+    does = arrow((584, 80), (584, SEED_Y - 33))
     return [
         box.svg(),
         sees,
         text(212, 118, "sees accuracy, gradients, what each seed contributes", size=13, anchor="start"),
         does,
-        text(572, 118, "decides what grows, and where", size=13, anchor="start"),
+        text(596, 118, "decides what grows, and where", size=13, anchor="start"),
     ]
 
 
@@ -144,27 +108,11 @@ def life() -> list[str]:
 
 
 def draw() -> str:
-    markers = "".join(
-        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-        f'orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{colour}"/></marker>'
-        for name, colour in (("head", INK), ("faint", FAINT))
-    )
-    start = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" role="img">'
-    )
-    lines = [
-        start,
-        "<title>A host network with three slots, the seeds in them, and the policy that decides</title>",
-        f"<defs>{markers}</defs>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="{PAPER}"/>',
-        *network(),
-        *policy(),
-        *life(),
-        "</svg>",
-    ]
-    return "\n".join(lines) + "\n"
+    title = "A host network with three slots, the seeds in them, and the policy that decides"
+    return picture(title, WIDTH, HEIGHT, [*network(), *policy(), *life()])
 
+
+PICTURES = {"idea.svg": draw}
 
 if __name__ == "__main__":
-    TARGET.write_text(draw(), encoding="utf-8")
+    write(PICTURES)

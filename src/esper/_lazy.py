@@ -1,12 +1,16 @@
 """Lazy package attributes (PEP 562): a package names the exports of its modules, each of which loads on first
-use."""
+use.
+
+`import esper` loads this file and nothing else, so it imports nothing that Python has not loaded itself."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # typing takes longer to import than the rest of Esper's start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 
 def lazy_exports(
@@ -19,6 +23,8 @@ def lazy_exports(
     def __getattr__(name: str) -> Any:
         if name not in origins:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = getattr(import_module(origins[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -8,19 +8,18 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from functools import cache
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from code_blocks import blocks, included, python_of
 from esper.scripts import cli
 
 ROOT = Path(__file__).parents[2]
 HISTORY = "LOG.md"  # says what was true when it was written
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != HISTORY)]
-FENCE = re.compile(r"^( *)```(\w*)\s*$")
+PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name != HISTORY)]
 COMMAND_NAMES = "|".join(cli.COMMANDS)
 
 BEFORE = {
@@ -34,12 +33,13 @@ BEFORE = {
 }
 """What a page takes for granted: files that its reader has by then."""
 AFTER = {
-    "README.md": """
+    "index.md": """
 assert len(grower.history) == 8
 assert any(step.op == "GERMINATE" and step.executed for step in grower.history)
 assert torch.allclose(plain.eval()(x[val]), model.eval()(x[val]), atol=1e-5)
 """,
     "grow.md": """
+assert grower.count_fossils() == 1
 from esper.leyline import SeedStage
 assert model.reports()["r0c0"].stage is SeedStage.FOSSILIZED
 assert accuracy("r0c0") > accuracy() + 10
@@ -49,32 +49,6 @@ assert accuracy("r0c0") > accuracy() + 10
     "gym.md": "assert info['objective']['J'].shape == (8,) and ended.all()",
 }
 """What a page promises of its code."""
-
-
-def blocks(page: Path) -> Iterator[tuple[str, int, list[str]]]:
-    """Language, first line number and lines of every fenced block."""
-    language, start, indent = None, 0, ""
-    lines = page.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        fence = FENCE.match(line)
-        if fence is None:
-            continue
-        if language is None:
-            indent, language = fence.groups()
-            start = number
-        else:
-            yield language, start + 1, [text.removeprefix(indent) for text in lines[start : number - 1]]
-            language = None
-    assert language is None, f"{page.name}: the block at line {start} does not end"
-
-
-def python_of(page: Path) -> str:
-    """The page's Python on the lines where it stands, so that a traceback names the line of the page."""
-    lines: list[str] = []
-    for language, start, code in blocks(page):
-        if language == "python":
-            lines += [""] * (start - 1 - len(lines)) + code
-    return "\n".join(lines)
 
 
 def run_page(source: str, name: str, directory: Path) -> subprocess.CompletedProcess[str]:
@@ -106,10 +80,26 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 
 def test_the_pages_that_have_python_are_found() -> None:
-    assert {"README.md", "commands.md", "data.md", "tasks.md", "telemetry.md"} <= {
+    assert {"index.md", "grow.md", "commands.md", "data.md", "tasks.md", "telemetry.md"} <= {
         page.name for page in WITH_PYTHON
     }
     assert set(BEFORE) | set(AFTER) <= {page.name for page in WITH_PYTHON}
+
+
+def test_code_that_is_included_is_an_example_with_a_test_of_its_own() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_examples.py"))
+    tests += (ROOT / "tests" / "gym" / "test_adapters.py").read_text(encoding="utf-8")
+    paths = [path for page in PAGES for path in included(page)]
+    assert len(paths) == 5
+    for path in paths:
+        assert Path(path).parent.name == "examples"
+        assert f'"{Path(path).stem}"' in tests, path
+
+
+def test_python_has_one_name() -> None:
+    """`py` and other names would pass without being run."""
+    for page in PAGES:
+        assert {language for language, _, _ in blocks(page)} <= {"python", "yaml", ""}, page.name
 
 
 def test_a_block_that_fails_names_the_line_of_its_page(tmp_path: Path) -> None:
@@ -169,7 +159,7 @@ def test_commands_exist(page: Path) -> None:
     problems = []
     for command in commands_of(page.read_text(encoding="utf-8")):
         words = words_of(command)
-        if words[1] == "COMMAND":
+        if words[1] in ("COMMAND", "--help", "--version"):
             continue
         if words[1] not in cli.COMMANDS:
             problems.append(f"{command}: no such command")

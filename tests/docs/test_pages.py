@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "esper"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 NAME = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 PATH = re.compile(r"`([\w/]+\.py)(?::[\w.]+)?`")
 
@@ -58,10 +58,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def test_the_readme_links_every_page_and_picture_that_it_should() -> None:
+def test_the_readme_shows_the_picture_and_leads_to_the_docs() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in DOCS.glob("*.md") if f"(docs/{page.name})" not in text] == []
-    assert "(docs/images/idea.svg)" in text
+    assert {"docs/images/idea.svg", "docs/index.md", "docs/contributing.md"} <= set(
+        re.findall(r"\]\(([^)#\s]+)", text)
+    )
 
 
 def test_the_file_map_is_complete() -> None:
@@ -74,6 +75,15 @@ def test_the_file_map_is_complete() -> None:
     assert {path for path in packages | helpers if not any(p.startswith(path) for p in listed)} == set()
 
 
-def test_the_picture_is_what_its_script_draws() -> None:
-    script = runpy.run_path(str(DOCS / "images" / "make_idea.py"))
-    assert (DOCS / "images" / "idea.svg").read_text(encoding="utf-8") == script["draw"]()
+@pytest.mark.parametrize("script", sorted((DOCS / "images").glob("make_*.py")), ids=lambda path: path.stem)
+def test_pictures_are_what_their_scripts_draw(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(script.parent))
+    pictures = runpy.run_path(str(script))["PICTURES"]
+    for name, draw in pictures.items():
+        assert (script.parent / name).read_text(encoding="utf-8") == draw(), name
+
+
+def test_every_picture_of_the_docs_is_used() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    pictures = [path.name for path in (DOCS / "images").iterdir() if path.suffix in (".svg", ".png")]
+    assert [name for name in pictures if f"images/{name})" not in text] == []

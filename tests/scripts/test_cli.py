@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import esper
 from esper.scripts.cli import COMMANDS, fail, import_modules, main
 
 
@@ -15,6 +16,11 @@ def test_help_names_every_command(capsys) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"esper {name}" in shown for name in COMMANDS)
+
+
+def test_version_is_that_of_the_package(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"esper {esper.__version__}\n"
 
 
 def test_no_command_is_an_error_with_the_help(capsys) -> None:

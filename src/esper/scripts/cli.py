@@ -1,17 +1,17 @@
-"""`esper`: one program with a subcommand for each job, and what the subcommands share."""
+"""`esper`: one program with a subcommand for each job, and what the subcommands share.
+
+`esper --help` is answered before anything else is imported: each function imports what it needs."""
 
 from __future__ import annotations
 
-import difflib
 import os
-import signal
 import sys
-import traceback
-from collections.abc import Callable, Sequence
-from importlib import import_module
 
-from esper._text import printable
-from esper.leyline.errors import EsperError
+import esper
+
+TYPE_CHECKING = False  # typing takes longer to import than the help takes to print
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 DONE, FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes. A run that was stopped by a signal exits with 128 + the signal's number."""
@@ -38,6 +38,8 @@ COMMANDS = {
 
 def fail(error: object) -> int:
     """Print the message of bad input and return its exit code."""
+    from esper._text import printable
+
     print(f"error: {printable(error, lines=True)}", file=sys.stderr)
     return BAD_INPUT
 
@@ -61,6 +63,11 @@ def import_modules(arguments: Sequence[str]) -> list[str]:
 
 
 def _import(name: str) -> None:
+    import traceback
+    from importlib import import_module
+
+    from esper.leyline.errors import EsperError
+
     if not all(part.isidentifier() for part in name.split(".")):
         raise EsperError(
             f"--import {name!r} is not the name of a Python module; write my_module for the file my_module.py"
@@ -82,17 +89,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: esper COMMAND …\n")
         for name, (_, help_line) in COMMANDS.items():
             print(f"  esper {name:<10} {help_line}")
-        print("\n`esper COMMAND --help` explains a command.")
+        print("\n`esper COMMAND --help` explains a command; `esper --version` prints the version.")
         return DONE if given else BAD_INPUT
+    if given[0] == "--version":
+        print(f"esper {esper.__version__}")
+        return DONE
     if given[0] not in COMMANDS:
+        import difflib
+
         matches = difflib.get_close_matches(given[0], COMMANDS, n=2)
         suggestion = f" (did you mean {' or '.join(matches)}?)" if matches else ""
         return fail(f"unknown command {given[0]!r}{suggestion}; allowed: {', '.join(COMMANDS)}")
+    from importlib import import_module
+
     run: Callable[[Sequence[str]], int] = import_module(COMMANDS[given[0]][0]).main
     try:
         code = run(given[1:])
         sys.stdout.flush()
     except BrokenPipeError:
+        import signal
+
         # Whoever read the output, for example `head`, has gone. Python would flush once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

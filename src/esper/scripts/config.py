@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from esper._text import shorten
+from esper._text import printable, shorten
 from esper.leyline.errors import EsperError, near
-from esper.scripts.cli import fail, import_modules, printable
+from esper.scripts.cli import fail, import_modules
 from esper.simic.training.config import (
     LEAVES,
     SECTIONS,

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from esper._text import printable
 from esper.leyline.errors import EsperError
 from esper.runtime.data.sources import RECIPES, cache_file, data_root, get_dataset
-from esper.scripts.cli import DONE, FAILED, fail, import_modules, printable
+from esper.scripts.cli import DONE, FAILED, fail, import_modules
 from esper.scripts.karn import optional
 
 Root = Annotated[Path | None, optional("DIR", "$ESPER_DATA, or else ~/.cache/esper")]

@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
+from esper._text import printable
 from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import get_hub
 from esper.runtime.tasks import TaskSpec, get_task_spec
-from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail, printable
+from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail
 from esper.scripts.config import parse
 from esper.scripts.launch import launch, take_processes
 from esper.simic.ranks import Ranks, joined, restarted
