@@ -250,7 +250,7 @@ def test_learning_rate_falls_along_a_cosine() -> None:
         (
             {"conditions": ConditionSpace(cripple_probability=0.0, crippled_blocks=(1, 7))},
             EsperError,
-            r"crippled_blocks is \(1, 7\); this host has the blocks 0, 1, 2",
+            r"crippled_blocks is \(1, 7\); this host has the blocks 0, 1",
         ),
     ],
 )
