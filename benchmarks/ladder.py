@@ -116,8 +116,9 @@ PARTS: dict[str, Callable[[Record], bool]] = {
         name: lambda world, name=name: world["dataset"] == name
         for name in ("digits", "mnist1d", "mnist14", "fashion14")
     },
-    "kernel 1": lambda world: world["kernel"] == 1,
-    "kernel 3": lambda world: world["kernel"] == 3,
+    "no block crippled": lambda world: not world["crippled"],
+    "some crippled": lambda world: 0 < len(world["crippled"]) < world["depth"],
+    "all crippled": lambda world: len(world["crippled"]) == world["depth"],
     "width 1": lambda world: world["width"] == 1,
     "width 2": lambda world: world["width"] == 2,
     "width 3 and more": lambda world: world["width"] >= 3,

@@ -14,7 +14,10 @@ from esper.runtime.worlds import draw_world
 
 def record(number: int, validation: np.ndarray, test: np.ndarray) -> dict:
     world = draw_world(number)
-    drawn = {name: getattr(world, name) for name in ("number", "dataset", "kernel", "width", "largest_steps")}
+    drawn = {
+        name: getattr(world, name)
+        for name in ("number", "dataset", "crippled", "depth", "width", "largest_steps")
+    }
     names = ["nothing", "light 1", "light all", "heavy 1", "heavy all"]
     rows = {"validation": validation.tolist(), "test": test.tolist()}
     return {"world": drawn, "rungs": names, "params": [10, 20, 30, 40, 50], "seconds": 2.0, **rows}

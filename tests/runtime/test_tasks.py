@@ -247,6 +247,11 @@ def test_learning_rate_falls_along_a_cosine() -> None:
             EsperError,
             "no kernels beyond a centre tap",
         ),
+        (
+            {"conditions": ConditionSpace(cripple_probability=0.0, crippled_blocks=(1, 7))},
+            EsperError,
+            r"crippled_blocks is \(1, 7\); this host has the blocks 0, 1",
+        ),
     ],
 )
 def test_a_wrong_field_is_an_error_that_shows_it(change: dict, error: type[EsperError], message: str) -> None:

@@ -24,7 +24,6 @@ from esper.runtime.worlds import (
     EPOCHS,
     FINAL_VAL_SIZE,
     HELD_OUT_WORLDS,
-    KERNELS,
     LABEL_NOISES,
     RATES,
     SIZE_PRICES,
@@ -33,6 +32,7 @@ from esper.runtime.worlds import (
     TUNING_WORLDS,
     VAL_SIZE,
     WASTE_PRICES,
+    WEAKNESSES,
     WIDTHS,
     World,
     draw_world,
@@ -55,11 +55,22 @@ def test_every_property_stays_within_its_range_and_uses_it() -> None:
         values = [getattr(world, name) for world in MANY]
         assert low <= min(values) <= max(values) <= high, name
         assert max(values) > low + 0.9 * (high - low), name
-    for name, choices in {"dataset": DATASETS, "width": WIDTHS, "depth": DEPTHS, "kernel": KERNELS}.items():
+    for name, choices in {"dataset": DATASETS, "width": WIDTHS, "depth": DEPTHS}.items():
         counts = Counter(getattr(world, name) for world in MANY)
         assert set(counts) == set(choices)
         for value, count in Counter(choices).items():  # a value may be listed twice
             assert counts[value] / len(MANY) == pytest.approx(count / len(choices), abs=0.05)
+
+
+def test_hosts_are_strong_mixed_and_weak() -> None:
+    """Blocks are crippled one by one, with a probability that is drawn for the whole world."""
+    shares = [len(world.crippled) / world.depth for world in MANY]
+    assert sum(shares) / len(MANY) == pytest.approx(sum(WEAKNESSES) / len(WEAKNESSES), abs=0.03)
+    strong = sum(share == 0 for share in shares) / len(MANY)
+    expected = sum(sum((1 - w) ** depth for w in WEAKNESSES) for depth in DEPTHS)
+    assert strong == pytest.approx(expected / len(WEAKNESSES) / len(DEPTHS), abs=0.03)
+    first = [0 in world.crippled for world in MANY if 0 < len(world.crippled) < world.depth]
+    assert sum(first) / len(first) == pytest.approx(0.5, abs=0.06)
 
 
 def test_prices_are_zero_in_a_fifth_of_worlds_and_otherwise_log_uniform() -> None:
@@ -76,7 +87,8 @@ def test_properties_do_not_follow_each_other() -> None:
     by_name = {
         field.name: torch.tensor([float(getattr(world, field.name)) for world in MANY])
         for field in fields(World)
-        if field.name not in ("dataset", "slots", "train_size")  # digits has fewer samples than the others
+        if field.name
+        not in ("dataset", "slots", "crippled", "train_size")  # digits has fewer samples than the others
     }
     related = torch.corrcoef(torch.stack(list(by_name.values()))).abs()
     assert float((related - torch.eye(len(by_name))).max()) < 0.1
@@ -101,7 +113,7 @@ def test_the_task_of_a_world_has_what_was_drawn() -> None:
             "learning_rate": condition.learning_rate,
             "width": host["base"],
             "depth": host["blocks"],
-            "kernel": host["kernel"],
+            "crippled": tuple(block for block, mark in enumerate(condition.crippled) if mark),
             "slots": task.slots,
             "epochs": task.episode_length,
             "size_price": task.objective.size_price,

@@ -71,6 +71,8 @@ class ConditionSpace:
 
     cripple_probability: float
     """Probability that a block of a CNN host keeps only the centre tap of its kernels."""
+    crippled_blocks: tuple[int, ...] = ()
+    """Blocks that keep only the centre tap in every network."""
     train_sizes: tuple[int | None, ...] = (None,)
     """Numbers of training samples; None: all."""
     label_noises: tuple[float, ...] = (0.0,)
@@ -91,6 +93,8 @@ class ConditionSpace:
                 if value is not None or name != "train_sizes":
                     whole = name in ("train_sizes", "budgets")
                     check_number("conditions", name, value, low=low, integer=whole)
+        for block in self.crippled_blocks:
+            check_number("conditions", "crippled_blocks", block, integer=True)
         check_number("conditions", "cripple_probability", self.cripple_probability)
         if max(self.cripple_probability, *self.label_noises) > 1:
             raise EsperError(
@@ -258,9 +262,21 @@ class TaskSpec:
                 )
         if not self.optimizer.host_lr > 0:
             raise EsperError(f"optimizer: host_lr is {self.optimizer.host_lr}, must be above 0")
-        if self.conditions is not None and self.conditions.cripple_probability > 0 and kernel == 1:
+        if self.conditions is not None:
+            self._check_crippled(self.conditions, kernel)
+
+    def _check_crippled(self, space: ConditionSpace, kernel: int | None) -> None:
+        if not space.cripple_probability and not space.crippled_blocks:
+            return
+        if kernel == 1:
             raise EsperError(
-                "conditions: cripple_probability is above 0, but this host has no kernels beyond a centre tap"
+                "conditions: blocks are crippled, but this host has no kernels beyond a centre tap"
+            )
+        blocks = len(self.outline.blocks) if isinstance(self.outline, CNNHost) else 0
+        if any(block >= blocks for block in space.crippled_blocks):
+            raise EsperError(
+                f"conditions: crippled_blocks is {space.crippled_blocks}; this host has the blocks "
+                f"{', '.join(map(str, range(blocks))) or 'none'}"
             )
 
     def check_data(self, data: Dataset) -> None:
@@ -417,7 +433,10 @@ def draw_condition(task: TaskSpec, root_seed: int, episode: int, env: int) -> Co
             budget_steps=task.budget_steps,
         )
     rng = np.random.default_rng(stream_seed(root_seed, "condition", episode, env))
-    crippled = tuple(bool(x < space.cripple_probability) for x in rng.random(blocks))
+    crippled = tuple(
+        bool(x < space.cripple_probability) or block in space.crippled_blocks
+        for block, x in enumerate(rng.random(blocks))
+    )
     rates = space.learning_rates or (task.optimizer.host_lr,)
     budgets = space.budgets or (task.budget_steps,)
     size, noise, rate, budget = (

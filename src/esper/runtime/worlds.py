@@ -33,9 +33,12 @@ NOISE_CHANCE, LABEL_NOISES = 0.5, (0.05, 0.3)
 """Share of wrong labels: 0, or uniform with this probability."""
 RATES = (0.005, 0.05)
 """Learning rate of host and seeds, log-uniform."""
-WIDTHS, DEPTHS, KERNELS = (1, 2, 4), (2, 3, 4), (1, 3, 3)
-"""Channels of the first block, number of blocks, and side of the host's kernels."""
-BUDGETS = (25, 200)
+WIDTHS, DEPTHS = (2, 3, 4), (2, 3, 4)
+"""Channels of the first block, and number of blocks."""
+WEAKNESSES = (0.0, 0.0, 0.5, 0.5, 1.0)
+"""Probability with which a block is crippled: its 3×3 kernels keep only the centre. Strong hosts have no
+such block, weak ones no other."""
+BUDGETS = (20, 100)
 """Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
 every slot."""
 EPOCHS = (16, 24)
@@ -64,7 +67,8 @@ class World:
     learning_rate: float
     width: int
     depth: int
-    kernel: int
+    crippled: tuple[int, ...]
+    """Blocks that cannot see shapes."""
     slots: tuple[str, ...]
     """In row-major order, as tasks list them."""
     largest_steps: int
@@ -76,13 +80,14 @@ class World:
 
 def draw_world(number: int) -> World:
     """What is drawn of `worlds_small:number`. Each property has a random number of its own."""
-    names = ("data", "size", "noisy", "noise", "rate", "width", "depth", "kernel", "budget", "epochs")
+    names = ("data", "size", "noisy", "noise", "rate", "width", "depth", "weakness", "budget", "epochs")
     prices = ("size_free", "size_price", "waste_free", "waste_price")
     rng = np.random.default_rng(stream_seed(0, "world", number))
     drawn = dict(zip((*names, *prices), rng.random(len(names) + len(prices)).tolist(), strict=True))
     dataset, depth = _choose(DATASETS, drawn["data"]), _choose(DEPTHS, drawn["depth"])
     places = [(row, block) for row in (0, 1) for block in range(depth if row == 0 else min(depth, POOLS))]
     slots = sorted(places[i] for i in rng.permutation(len(places))[:SLOTS])
+    weakness = _choose(WEAKNESSES, drawn["weakness"])
     low, high = TRAIN_SIZES
     return World(
         number=number,
@@ -92,7 +97,7 @@ def draw_world(number: int) -> World:
         learning_rate=_log_uniform(RATES, drawn["rate"]),
         width=_choose(WIDTHS, drawn["width"]),
         depth=depth,
-        kernel=_choose(KERNELS, drawn["kernel"]),
+        crippled=tuple(block for block in range(depth) if rng.random() < weakness),
         slots=tuple(format_slot_id(row, block) for row, block in slots),
         largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
         epochs=_choose(range(EPOCHS[0], EPOCHS[1] + 1), drawn["epochs"]),
@@ -124,7 +129,7 @@ def small_world(number: int) -> TaskSpec:
     facts = dataset_facts(world.dataset)
     assert facts is not None, "datasets of worlds are built in"
     channels, height, size = facts.shape
-    host = {"kind": "cnn", "blocks": world.depth, "base": world.width, "kernel": world.kernel}
+    host = {"kind": "cnn", "blocks": world.depth, "base": world.width}
     host |= {"channels": channels, "size": size, "pools": min(world.depth, POOLS)}
     if height == 1:
         host["height"] = 1
@@ -148,7 +153,10 @@ def small_world(number: int) -> TaskSpec:
             objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
             blueprints=BLUEPRINTS,
             conditions=ConditionSpace(
-                cripple_probability=0.0, train_sizes=(world.train_size,), label_noises=(world.label_noise,)
+                cripple_probability=0.0,
+                crippled_blocks=world.crippled,
+                train_sizes=(world.train_size,),
+                label_noises=(world.label_noise,),
             ),
             budget="flops",
             budget_steps=steps_per_epoch * world.epochs,
