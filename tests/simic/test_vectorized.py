@@ -165,7 +165,8 @@ def test_a_host_that_blows_up_is_rolled_back_and_pays_once(epoch, tmp_path, monk
         assert not first["terminal"][1, :-1].any(), "nothing was stored yet that could pay"
     else:
         assert first["reward"][1, epoch - 2].item() == pytest.approx(-price)
-        assert first["terminal"][1, epoch - 2]
+        assert first["truncated"][1, epoch - 2], "the episode goes on, without the memory"
+        assert not first["terminal"][1, epoch - 2]
     if epoch < SMALL["episode_length"]:
         assert first["reset"][1, epoch]
     assert all(torch.isfinite(t).all() for t in agent.state()[0].values() if t.is_floating_point())
