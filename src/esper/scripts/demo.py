@@ -47,7 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(PROBE_NETWORKS),
             "--out",
             str(proof),
-            *processes,
         ]
     ):
         return failed

@@ -52,7 +52,14 @@ ALONE, NO_PRESET = "alone", "none"
 PRESETS: Mapping[str, Preset] = {
     "quickstart": Preset(
         "trains a useful policy in minutes; its two populations can be shared by two processes",
-        {"task": "digits_shift", **_ALONE, "rounds": 12, "values_rounds": 11, "population": 32},
+        {
+            "task": "digits_shift",
+            **_ALONE,
+            "rounds": 12,
+            "values_rounds": 11,
+            "teacher_updates": 4,
+            "population": 32,
+        },
     ),
     ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
     **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
