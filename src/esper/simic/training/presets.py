@@ -57,7 +57,6 @@ PRESETS: Mapping[str, Preset] = {
             **_ALONE,
             "rounds": 12,
             "values_rounds": 11,
-            "teacher_updates": 4,
             "population": 32,
         },
     ),
