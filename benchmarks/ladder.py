@@ -119,12 +119,11 @@ PARTS: dict[str, Callable[[Record], bool]] = {
     "no block crippled": lambda world: not world["crippled"],
     "some crippled": lambda world: 0 < len(world["crippled"]) < world["depth"],
     "all crippled": lambda world: len(world["crippled"]) == world["depth"],
-    "width 1": lambda world: world["width"] == 1,
     "width 2": lambda world: world["width"] == 2,
-    "width 3 and more": lambda world: world["width"] >= 3,
-    "budget below 100": lambda world: world["largest_steps"] < 100,
-    "budget 100 to 200": lambda world: 100 <= world["largest_steps"] < 200,
-    "budget from 200": lambda world: world["largest_steps"] >= 200,
+    "width 3": lambda world: world["width"] == 3,
+    "width 4": lambda world: world["width"] == 4,
+    "budget below 45": lambda world: world["largest_steps"] < 45,
+    "budget from 45": lambda world: world["largest_steps"] >= 45,
 }
 
 
