@@ -17,7 +17,7 @@ from esper.proof.search import refine_schedules, search_schedules
 from esper.runtime.tasks import parse_task
 from esper.scripts.prove import prove
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.ranks import Ranks, current, joined
+from esper.simic.ranks import Ranks, current, for_all, joined
 from esper.simic.training import vectorized
 from esper.simic.training.probe import fit_probe
 from esper.simic.training.sharded_envs import ShardedEnvs
@@ -278,3 +278,17 @@ def test_an_environment_that_cannot_be(environment, words, monkeypatch) -> None:
         monkeypatch.setenv(name, value)
     with pytest.raises(EsperError, match=words), joined({}):
         pass
+
+
+@pytest.mark.parametrize("sizes", [[24], [64, 32], [64, 64, 1], [5, 7, 7, 3, 9]])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_progress_of_the_first_rank_ends_with_all_work(sizes: list[int], size: int) -> None:
+    first = Ranks()
+    first.size = size
+    told: list[int] = []
+    advance = for_all(told.append, sizes, first)
+    for index in first.own(len(sizes)):
+        for _ in range(sizes[index]):
+            advance(1)
+    assert sum(told) == sum(sizes)
+    assert min(told) >= 0

@@ -15,7 +15,7 @@ from esper.kasmina import FlopMeter
 from esper.leyline import EpisodeOutcome, LifecycleOp, PolicyProtocol, SeedStage
 from esper.runtime.data import test_batches
 from esper.runtime.tasks import Condition, TaskSpec, draw_condition
-from esper.simic.ranks import current, share_work
+from esper.simic.ranks import current, for_all, share_work
 from esper.simic.training.evaluation import in_populations, open_env, split_of
 from esper.simic.training.vector_env import VectorEnv
 
@@ -116,6 +116,9 @@ def play_jobs(
     pieces = [
         (number, numbers) for number, job in enumerate(jobs) for numbers in in_populations(job.networks, size)
     ]
+
+    if advance is not None:
+        advance = for_all(advance, [len(numbers) for _, numbers in pieces], ranks)
 
     def work(index: int) -> list[Played]:
         number, networks = pieces[index]

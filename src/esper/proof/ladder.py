@@ -20,7 +20,7 @@ from esper.leyline import AlphaAlgorithm, EpisodeOutcome, EsperError, check_numb
 from esper.proof.episodes import Fossil, Played
 from esper.runtime.data import test_batches, validation_batches
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.ranks import current, share_work
+from esper.simic.ranks import current, for_all, share_work
 from esper.simic.training.evaluation import open_env, split_of
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.vector_env import VectorEnv
@@ -76,6 +76,7 @@ def train_ladder(
     that are done. Several ranks share the work, and all get all results."""
     rungs = ladder(task) if rungs is None else rungs
     parts = _parts(sorted(networks), len(rungs))
+    advance = for_all(advance, [len(part) for part in parts], current())
 
     def work(part: int) -> list[Played]:
         env = _plant(task, parts[part], rungs, root_seed)
@@ -137,6 +138,7 @@ def halve(
         even_epochs=True,
     )
     parts = _parts(sorted(networks), len(rungs))
+    advance = for_all(advance, [len(part) for part in parts], current())
 
     def work(part: int) -> list[Played]:
         winners = _halve(_plant(paced, parts[part], rungs, root_seed), paced, rungs, rounds)

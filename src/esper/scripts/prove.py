@@ -204,14 +204,14 @@ class Rate(ProgressColumn):
 
 @contextmanager
 def bars(ranks: Ranks = ALONE) -> Iterator[Track]:
-    """Progress of each part of the work in env-steps: a bar on a terminal, else a line for each tenth. The
-    first rank takes the others to be as far as itself."""
+    """Progress of each part of the work in env-steps: a bar on a terminal, else a line for each tenth. Only
+    the first rank shows it."""
     console = Console(stderr=True)
     if not ranks.is_first:
         yield lambda _name, _steps: lambda _more: None
         return
     if not console.is_terminal:
-        yield lambda name, steps: _times(ranks.size, _lines(name, steps))
+        yield _lines
         return
     with Progress(
         TextColumn("{task.description}"),
@@ -221,13 +221,7 @@ def bars(ranks: Ranks = ALONE) -> Iterator[Track]:
         TimeRemainingColumn(),
         console=console,
     ) as progress:
-        yield lambda name, steps: _times(
-            ranks.size, partial(progress.advance, progress.add_task(name, total=steps))
-        )
-
-
-def _times(size: int, advance: Callable[[int], None]) -> Callable[[int], None]:
-    return lambda more: advance(size * more)
+        yield lambda name, steps: partial(progress.advance, progress.add_task(name, total=steps))
 
 
 def _lines(name: str, steps: int) -> Callable[[int], None]:

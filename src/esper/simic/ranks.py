@@ -425,3 +425,19 @@ def share_work(count: int, work: Callable[[int], T], ranks: Ranks, purpose: str)
     own = {index: work(index) for index in ranks.own(count)}
     results = {index: result for part in ranks.all_gather(own, purpose) for index, result in part.items()}
     return [results[index] for index in range(count)]
+
+
+def for_all(advance: Callable[[int], None], sizes: Sequence[int], ranks: Ranks) -> Callable[[int], None]:
+    """Progress of all ranks from that of this one, which takes the others to be as far as itself. `sizes` are
+    those of the pieces that they share."""
+    own, total = sum(sizes[index] for index in ranks.own(len(sizes))), sum(sizes)
+    done = told = 0
+
+    def on_own(more: int) -> None:
+        nonlocal done, told
+        done += more
+        now = done * total // own
+        advance(now - told)
+        told = now
+
+    return on_own

@@ -17,7 +17,7 @@ import torch
 
 from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyProtocol, PolicyStep
 from esper.runtime.tasks import TaskSpec, draw_condition
-from esper.simic.ranks import current, share_work
+from esper.simic.ranks import current, for_all, share_work
 from esper.simic.training.evaluation import TRAINING, in_populations, open_env
 from esper.tamiyo import FixedSchedule
 from esper.tamiyo.schedules import Pattern, Schedule, Schedules, load_schedules, marks
@@ -83,6 +83,7 @@ def fit_probe(
 ) -> Probe:
     """Ridge regression from the observation after the first epoch, on networks 0 … `networks` − 1."""
     pieces = in_populations(range(networks), task.population)
+    advance = for_all(advance, [len(piece) for piece in pieces], current())
 
     def observe(index: int) -> Array:
         env = open_env(task, pieces[index], root_seed=root_seed, rows=task.population)
