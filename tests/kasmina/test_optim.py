@@ -281,6 +281,32 @@ def trained(kind: str = "sgd") -> tuple[MorphogeneticModel, PopulationOptimizer]
 
 
 @kinds
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("name", sorted(RATES))
+def test_a_rate_that_is_changed_between_steps_counts_at_once(kind, name, in_place):
+    def after_change(*, renewed: bool) -> dict[str, Tensor]:
+        """Weights after steps with the old rates and one with the changed rate, by the same optimizer or by
+        one that takes over its state."""
+        model, optimizer = trained(kind)
+        for step in range(2):
+            train_step(model, optimizer, *population_batch(model, 30 + step))
+        if renewed:
+            state = [optimizer.row_state(row) for row in range(8)]
+            optimizer = PopulationOptimizer(model, optimizer.config)
+            for row in range(8):
+                optimizer.load_row_state(row, state[row])
+        rate = getattr(optimizer, name)
+        if in_place:
+            rate[1] = 0.03
+        else:
+            setattr(optimizer, name, torch.full_like(rate, 0.03))
+        train_step(model, optimizer, *population_batch(model, 40))
+        return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    assert differing(after_change(renewed=False), after_change(renewed=True)) == []
+
+
+@kinds
 def test_a_row_forgets_and_its_neighbours_do_not(kind):
     model, optimizer = trained(kind)
     before = {row: row_tensors(model, optimizer, row) for row in range(8)}

@@ -79,6 +79,8 @@ def pool_pixels(x: Tensor, lanes: Lanes) -> Tensor:
 
 def pool_lanes(x: Tensor, lanes: Lanes) -> Tensor:
     """Mean over the pixels, lanes outermost: `[B, L·C, H, W]` → `[L, B, C]`."""
+    if lanes.count == 1:
+        return x.mean((2, 3)).unsqueeze(0)
     return pool_pixels(x, lanes).flatten(1).unflatten(1, (lanes.count, -1)).transpose(0, 1)
 
 
@@ -372,7 +374,7 @@ class LayerNorm(Norm):
     def forward(self, x: Tensor, lanes: Lanes) -> Tensor:
         weight, bias = pick(self.weight, lanes), pick(self.bias, lanes)
         if lanes.count == 1:
-            return F.layer_norm(x, (self.channels,), weight[0], bias[0])
+            return F.layer_norm(x, (self.channels,), weight.squeeze(0), bias.squeeze(0))
         return torch.addcmul(_lift(bias, x), F.layer_norm(x, (self.channels,)), _lift(weight, x))
 
     def plain(self, row: int) -> nn.Module:
@@ -402,7 +404,8 @@ class Linear(PopulationLayer):
         weight = pick(self.weight, lanes)
         bias = None if self.bias is None else pick(self.bias, lanes)
         if lanes.count == 1:
-            return F.linear(x, weight[0], None if bias is None else bias[0])
+            # Views: the gradient of an index would be copied into zeros.
+            return F.linear(x, weight.squeeze(0), None if bias is None else bias.squeeze(0))
         out = batched_linear(x.reshape(lanes.count, -1, self.inputs), weight, bias)
         return out.reshape(*x.shape[:-1], self.outputs)
 

@@ -62,10 +62,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     else:
         # Classes outermost: the kernel then works on vectors of samples. Samples beyond the last whole vector
         # would take another path, so there are none.
-        spare = -len(flat) % SAMPLE_MULTIPLE
-        columns = F.pad(flat.t(), (0, spare)).contiguous().unsqueeze(0)
-        wanted = F.pad(wanted, (0, spare)).unsqueeze(0)
-        losses = F.cross_entropy(columns, wanted, reduction="none")[0, : len(flat)]
+        columns, spare = flat.t(), -len(flat) % SAMPLE_MULTIPLE
+        if spare:
+            columns, wanted = F.pad(columns, (0, spare)), F.pad(wanted, (0, spare))
+        log_probs = columns.contiguous().log_softmax(0)
+        losses = F.nll_loss(log_probs.t(), wanted, reduction="none")
+        if spare:
+            losses = losses[: len(flat)]
     return losses.view(len(outputs), -1).mean(1)
 
 
@@ -411,6 +414,7 @@ class MorphogeneticModel(GrowingSlots):
         self._training_plan: dict[str, list[Growth]] | None = None
         self._training_lanes: Lanes | None = None
         self._shadow_plan: ShadowPlan | None = None
+        self._incubating_rows: dict[str, list[int]] | None = None
         self.germinations = [0] * self.population
         # Counts each row's host beginnings, as SeedSlot.births does for seeds.
         self.host_births = [0] * self.population
@@ -433,6 +437,7 @@ class MorphogeneticModel(GrowingSlots):
     def changed(self) -> None:
         super().changed()
         self._plan = self._training_plan = self._training_lanes = self._shadow_plan = None
+        self._incubating_rows = None
 
     def train_only(self, rows: Sequence[int] | None) -> None:
         """Only these rows, in ascending order, train from now on; None: all. The others rest: they cost
@@ -557,13 +562,15 @@ class MorphogeneticModel(GrowingSlots):
 
     def _incubating(self) -> dict[str, list[int]]:
         """The rows that train and whose seed is in TRAINING, by slot; slots without one are left out."""
-        incubating: dict[str, list[int]] = {}
-        for slot in self.slots():
-            for row in self.members:
-                seed = slot.seeds[row]
-                if seed is not None and seed.stage is SeedStage.TRAINING:
-                    incubating.setdefault(slot.slot_id, []).append(row)
-        return incubating
+        if self._incubating_rows is None:
+            incubating: dict[str, list[int]] = {}
+            for slot in self.slots():
+                for row in self.members:
+                    seed = slot.seeds[row]
+                    if seed is not None and seed.stage is SeedStage.TRAINING:
+                        incubating.setdefault(slot.slot_id, []).append(row)
+            self._incubating_rows = incubating
+        return self._incubating_rows
 
     def _incubator(self, slot_id: str, rows: Sequence[int]) -> list[Growth]:
         """The TRAINING seeds of a slot at full alpha, on lanes 0 … n−1 that stand for `rows`."""

@@ -149,19 +149,24 @@ class Norms:
 
     def __init__(self, work: Sequence[Work]) -> None:
         # One row of norms for each tensor, one column for each network.
-        norms = torch.stack([torch.linalg.vector_norm(g, dim=1) for w in work for g in w.grads])
-        self._parts = norms.split([len(w.grads) for w in work])
+        norms = torch.cat([torch.linalg.vector_norm(g, dim=1) for w in work for g in w.grads])
+        norms = norms.view(-1, len(work[0].bank.learning))
+        tensors = [len(w.grads) for w in work]
+        self._parts = norms.split(tensors)
         self._owners = [(w.group, w.bank.learning) for w in work]
         # Squares add up within a bank first: banks of other rows add exactly 0 to a row's sum.
-        squares: dict[str, list[Tensor]] = {}
-        for w, part in zip(work, self._parts, strict=True):
-            squares.setdefault(w.group, []).append(part.square().sum(0))
-        self.totals = {group: torch.stack(parts).sum(0).sqrt() for group, parts in squares.items()}
+        banks: dict[str, list[Tensor]] = {}
+        for w, squares in zip(work, norms.square().split(tensors), strict=True):
+            banks.setdefault(w.group, []).append(squares.sum(0))
+        self.groups = list(banks)
+        sums = [parts[0] if len(parts) == 1 else torch.stack(parts).sum(0) for parts in banks.values()]
+        self.totals = torch.stack(sums).sqrt()  # one row for each group
 
     @cached_property
     def stats(self) -> GradientStats:
         """What is worth knowing; computed when asked for, which is once per epoch."""
-        norm = {group: total for group, total in self.totals.items() if group != "host"}
+        norm = dict(zip(self.groups, self.totals.unbind(0), strict=True))
+        host_norm = norm.pop("host")
         vanishing, exploding = {}, {}
         for group in norm:
             parts = [
@@ -175,7 +180,25 @@ class Norms:
             count = own.sum(0).clamp(min=1)
             vanishing[group] = (own & (norms < VANISHING)).sum(0) / count
             exploding[group] = (own & ~(norms <= EXPLODING)).sum(0) / count
-        return GradientStats(self.totals["host"], norm, vanishing, exploding)
+        return GradientStats(host_norm, norm, vanishing, exploding)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of K banks, [K, P] each: those of the host or of seeds, and none for rows that do not learn."""
+
+    source: list[Tensor | Bank]
+    """What they were computed from."""
+    versions: list[int]
+    """Of the model, and of the optimizer's rates, which may be written in place."""
+    seeds: Tensor  # [K, 1] bool
+    learning: Tensor  # bool
+    lr: Tensor
+    decay: Tensor
+    keep: Tensor
+    """Share of the momentum that stays."""
+    columns: dict[str, list[Tensor]]
+    """−lr, decay and keep as one column [P, 1] for each tensor of each bank."""
 
 
 class PopulationOptimizer:
@@ -193,6 +216,7 @@ class PopulationOptimizer:
         self.seed_decay = one_per_row * self.config.seed_decay
         self.clip = one_per_row * self.config.clip
         self._norms: Norms | None = None
+        self._rates: Rates | None = None
         # Banks that are clipped together: those of "host", and those of each slot.
         self.groups: dict[str, dict[str, Bank]] = {}
         self._version = -1
@@ -259,12 +283,11 @@ class PopulationOptimizer:
             if (grads := _gradients(bank)) is not None
         ]
         assert [w.group for w in work[:1]] == ["host"], "step() needs a backward pass first"
-        self._norms = Norms(work)
-        clipped = {
-            group: (self.clip / (total + 1e-6)).clamp(max=1.0) for group, total in self._norms.totals.items()
-        }
+        self._norms = norms = Norms(work)
+        clip = (self.clip / (norms.totals + 1e-6)).clamp(max=1.0).unsqueeze(2)
+        column_of = dict(zip(norms.groups, clip.unbind(0), strict=True))
         grads = [g for w in work for g in w.grads]
-        torch._foreach_mul_(grads, _columns(torch.stack([clipped[w.group] for w in work]), work))
+        torch._foreach_mul_(grads, [column_of[w.group] for w in work for _ in w.grads])
         self._update(work, grads)
 
     @property
@@ -272,39 +295,57 @@ class PopulationOptimizer:
         """Gradients of the last step."""
         return None if self._norms is None else self._norms.stats
 
-    def _update(self, work: list[Work], grads: list[Tensor]) -> None:
-        """K banks, P rows: each bank's rates are a row of [K, P]."""
-        tables = [table for w in work for table in w.bank.tables]
+    def _rates_of(self, work: list[Work]) -> Rates:
+        """The rates of these banks, computed again only where something has changed."""
+        rates = [getattr(self, name) for name in _RATES]
+        source = [*rates, *(w.bank for w in work)]
+        versions = [self._version, *(rate._version for rate in rates)]
+        known = self._rates
+        if known is not None and known.versions == versions and _same(known.source, source):
+            return known
         seeds = torch.tensor([[w.group != "host"] for w in work], device=self.host_lr.device)
         learning = torch.stack([w.bank.learning for w in work])
         lr = torch.where(learning, torch.where(seeds, self.seed_lr, self.host_lr), 0.0)
         decay = torch.where(learning, torch.where(seeds, self.seed_decay, self.host_decay), 0.0)
         keep = torch.where(learning, self.momentum, 1.0)
+        columns = {
+            name: _columns(values, work)
+            for name, values in {"-lr": -lr, "decay": decay, "keep": keep}.items()
+        }
+        self._rates = Rates(source, versions, seeds, learning, lr, decay, keep, columns)
+        return self._rates
+
+    def _update(self, work: list[Work], grads: list[Tensor]) -> None:
+        """K banks, P rows: each bank's rates are a row of [K, P]."""
+        tables = [table for w in work for table in w.bank.tables]
+        rates = self._rates_of(work)
+        lr, descent, seeds, learning = rates.lr, rates.columns["-lr"], rates.seeds, rates.learning
         if self.config.newborn_warmup:
             updates = torch.stack([w.bank.updates for w in work]) + (learning & seeds)
             share = (updates / self.config.newborn_warmup).clamp(max=1.0)
             lr = lr * torch.where(seeds, share, 1.0)
+            descent = _columns(-lr, work)
             for w, count in zip(work, updates.unbind(0), strict=True):
                 w.bank.updates = count
         if self.config.kind == "sgd":
             momentum = _moments(work, "momentum")
-            torch._foreach_addcmul_(grads, tables, _columns(decay, work))
-            torch._foreach_mul_(momentum, _columns(keep, work))
+            torch._foreach_addcmul_(grads, tables, rates.columns["decay"])
+            torch._foreach_mul_(momentum, rates.columns["keep"])
             torch._foreach_add_(momentum, grads)
-            torch._foreach_addcmul_(tables, momentum, _columns(-lr, work))
+            torch._foreach_addcmul_(tables, momentum, descent)
             return
         beta2 = torch.where(learning, torch.full_like(lr, self.config.beta2), 1.0)
         gain2 = torch.where(learning, torch.full_like(lr, 1 - self.config.beta2), 0.0)
         bias = torch.stack([w.bank.bias for w in work])
-        bias = bias + torch.stack([1 - keep, gain2], 2) * (1 - bias)
+        bias = bias + torch.stack([1 - rates.keep, gain2], 2) * (1 - bias)
         for w, correction in zip(work, bias.unbind(0), strict=True):
             w.bank.bias = correction
         # A row that has never learned does not move: any divisor but 0 will do.
         bias1, bias2 = torch.where(bias > 0, bias, 1.0).unbind(2)
-        torch._foreach_mul_(tables, _columns(1 - lr * decay, work))
+        torch._foreach_mul_(tables, _columns(1 - lr * rates.decay, work))
         mean, square = _moments(work, "mean"), _moments(work, "square")
-        torch._foreach_mul_(mean, _columns(keep, work))
-        torch._foreach_addcmul_(mean, grads, _columns(1 - keep, work))
+        torch._foreach_mul_(mean, rates.columns["keep"])
+        torch._foreach_addcmul_(mean, grads, _columns(1 - rates.keep, work))
         torch._foreach_mul_(square, _columns(beta2, work))
         torch._foreach_addcmul_(square, torch._foreach_mul(grads, grads), _columns(1 - beta2, work))
         root = torch._foreach_div(square, _columns(bias2, work))
@@ -384,6 +425,11 @@ def _columns(values: Tensor, work: Sequence[Work]) -> list[Tensor]:
     """Values [K, P] of the banks as one column [P, 1] for each of their tensors."""
     columns = values.unsqueeze(2).unbind(0)
     return [column for column, w in zip(columns, work, strict=True) for _ in w.grads]
+
+
+def _same(these: Sequence[object], those: Sequence[object]) -> bool:
+    """Whether both hold the same objects."""
+    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
 
 
 def _moments(work: Sequence[Work], moment: str) -> list[Tensor]:
