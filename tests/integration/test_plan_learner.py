@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.leyline import EsperError, TempoAction
+from esper.leyline import OP_GERMINATE, OP_WAIT, EsperError, TempoAction
 from esper.simic.agent.plan_values import PlanValueLearner, ValuesConfig
+from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.simic.training import vectorized
-from esper.simic.training.plan_learner import PlanLearner, PlanSpace, _without_replacement
+from esper.simic.training.plan_learner import PlanLearner, PlanSpace, _without_replacement, growing_on
 from run_helpers import assert_same_run, last_checkpoint, rows, story, train
 
 VALUES = {"envs": 8, "twins": 4, "values_rounds": 2, "rounds": 3, "values": {"steps": 3, "hidden": 8}}
@@ -119,3 +120,83 @@ def test_twins_need_a_nothing_to_compare_with() -> None:
     learner = PlanValueLearner(ValuesConfig(), 1, 1, 1, seed=0)
     with pytest.raises(EsperError, match="values_rounds with twins 1"):
         PlanLearner(learner, [], twins=1, num_slots=1, seen=(torch.ones(1),) * 3)
+
+
+def test_growing_on_is_the_best_plan_with_more_than_there_is() -> None:
+    generator = torch.Generator().manual_seed(1)
+    plans = PlanSpace(slice(0, 8), slots=3, blueprints=(2, 5), tempo=TempoAction.INSTANT).plans(3, generator)
+    grown = plans[torch.randint(len(plans), (40,), generator=generator)]
+    values = torch.randn(40, len(plans), generator=generator)
+    target, value = growing_on(grown, values, plans)
+    for own, found, worth, each in zip(grown.tolist(), target.tolist(), value.tolist(), values, strict=True):
+        more = [
+            (each[i].item(), plan)
+            for i, plan in enumerate(plans.tolist())
+            if plan != own and all(g in (-1, p) for g, p in zip(own, plan, strict=True))
+        ]
+        if more:
+            assert (worth, found) == max(more)
+        else:
+            assert worth == -torch.inf
+
+
+def test_lessons_say_what_the_values_of_now_would_have_done(tmp_path) -> None:
+    """Every step of a lesson against an enumeration of all plans, with the weight of the decision."""
+    train(tmp_path / "run", **VALUES)
+    tensors, meta = last_checkpoint(tmp_path / "run")
+    planner_tensors = {n.removeprefix("planner."): t for n, t in tensors.items() if n.startswith("planner.")}
+    kept = {n.removeprefix("kept."): t for n, t in planner_tensors.items() if n.startswith("kept.")}
+    assert kept["world"].tolist() == [w for w in range(4) for _ in range(4)]
+    offered = tuple(kept["mask.blueprint"].flatten(0, 1).any(0).nonzero().flatten().tolist())
+    sizes = (kept["base"].shape[-1], kept["slots"].shape[-1], kept["quotes"].shape[-1])
+    config = ValuesConfig(steps=3, hidden=8, lessons=2, margin=0.05)
+    space = PlanSpace(slice(0, 8), slots=3, blueprints=offered, tempo=TempoAction.INSTANT)
+    learner = PlanValueLearner(config, *sizes, seed=0)
+    planner = PlanLearner(learner, [space], twins=4, num_slots=3, seen=tuple(torch.ones(n) for n in sizes))
+    planner.load_state(planner_tensors, meta["planner"])
+    quotes = torch.zeros(*kept["quotes"].shape[:-2], kept["mask.blueprint"].shape[-1], sizes[2])
+    quotes[..., list(offered), :] = kept["quotes"]
+    newest = RolloutBatch.of({**kept, "quotes": quotes}).rows(torch.arange(8, 16))
+    lesson, weights = planner.lesson(newest, newest.reward.shape[1])
+    assert lesson.reward.shape == (2 * 8, newest.reward.shape[1])
+    plans = space.plans(3, torch.Generator())
+    sight = learner.replay.sight()
+    gains = learner.values.gains(sight, plans).mean(0)
+    planted = 0
+    for n in range(len(lesson.reward)):
+        world = next(
+            w
+            for w in range(4)
+            if torch.equal(sight.quotes[w], lesson.obs.quotes[n, 0])
+            and torch.equal(sight.base[w], lesson.obs.base[n, 0])
+        )
+        worth = {tuple(p): v for p, v in zip(plans.tolist(), gains[world].tolist(), strict=True)}
+        for t in range(lesson.reward.shape[1]):
+            own = tuple(lesson.obs.blueprints[n, t].tolist())
+            more = {
+                plan: value
+                for plan, value in worth.items()
+                if plan != own and all(g in (-1, p) for g, p in zip(own, plan, strict=True))
+            }
+            slot, blueprint, *_, op = lesson.actions[n, t].tolist()
+            if not more:
+                assert (op, weights[n, t].item()) == (OP_WAIT, 1.0)
+                continue
+            best = max(more, key=more.get)
+            weight = min(abs(worth[own] - more[best]) / config.margin, 1.0)
+            assert weights[n, t].item() == pytest.approx(weight, abs=1e-4)
+            germinates = lesson.masks.slot_by_op[n, t, OP_GERMINATE]
+            missing = [s for s in range(3) if own[s] < 0 <= best[s] and germinates[s]]
+            in_time = lesson.masks.tempo[n, t, TempoAction.INSTANT]
+            if more[best] > worth[own] and missing and in_time:
+                assert (op, slot, blueprint) == (OP_GERMINATE, missing[0], best[missing[0]])
+                planted += 1
+            else:
+                assert op == OP_WAIT
+    assert planted > 0
+
+
+def test_only_the_newest_episodes_are_kept(tmp_path) -> None:
+    train(tmp_path / "run", **{**VALUES, "values": {"steps": 3, "hidden": 8, "keep": 12}})
+    tensors, _ = last_checkpoint(tmp_path / "run")
+    assert tensors["planner.kept.world"].tolist() == [1] * 4 + [2] * 4 + [3] * 4

@@ -47,6 +47,13 @@ class ValuesConfig:
     """Weight decay of their optimizer, AdamW."""
     share: float = 0.5
     """Share of the episodes that each member learns from, drawn for each member."""
+    lessons: int = 96
+    """Minibatches from which the policy is taught after each round, of 8 episodes each."""
+    keep: int = 2048
+    """Number of the newest episodes that lessons are drawn from."""
+    margin: float = 0.25
+    """Difference between growing on and stopping, in standard deviations of the gains, from which on a
+    decision counts fully in a lesson; smaller differences count in proportion."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -57,6 +64,9 @@ class ValuesConfig:
             "lr": (1e-9, 1.0),
             "weight_decay": (0.0, 10.0),
             "share": (0.01, 1.0),
+            "lessons": (1, 100_000),
+            "keep": (1, 1_000_000),
+            "margin": (1e-9, 100.0),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)
@@ -172,9 +182,12 @@ class Replay:
 
     def add(self, sight: Sight, world: Tensor, plans: Tensor, gain: Tensor, learns: Tensor) -> None:
         """Episodes [N] in the worlds of `sight`, by their row; `learns` [N, M]."""
-        before = sum(len(s.base) for s in self.sights)
+        self.episodes.append((world + self.num_worlds, plans, gain, learns))
         self.sights.append(sight)
-        self.episodes.append((world + before, plans, gain, learns))
+
+    @property
+    def num_worlds(self) -> int:
+        return sum(len(s.base) for s in self.sights)
 
     def sight(self) -> Sight:
         return Sight(*(torch.cat(parts) for parts in zip(*self.sights, strict=True)))

@@ -47,11 +47,13 @@ from esper.simic.agent.rollout_buffer import RolloutBatch, RolloutBuffer
 from esper.tamiyo.network import Hidden
 from esper.tamiyo.policy import RecurrentPolicy
 
-__all__ = ["NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
+__all__ = ["LESSON_SEQUENCES", "NonFiniteUpdateError", "PPOAgent", "PPOConfig"]
 
 KIND = "agent"
 VERSION = 3
 """Of the agent's state. Version 1 has one statistic of returns, version 2 no optimizer of the value head."""
+LESSON_SEQUENCES = 8
+"""Number of sequences in each minibatch of `teach`."""
 MAX_SKIPPED_STEPS = 3
 """Number of non-finite steps that ends the training; an update without one resets the count."""
 
@@ -194,22 +196,41 @@ class PPOAgent:
         rewards ignored."""
         batch = self.buffer.finish()
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
-        family = batch.obs.family
+        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins, fitted=self.config.fit_twins)
+        weights = torch.ones_like(returns) if imitate else None
+        metrics = self._train(batch, advantages, returns, self.config, imitated=weights)
+        self.buffer.length = 0
+        return metrics
+
+    def teach(self, batch: RolloutBatch, weights: Tensor) -> PPOUpdateMetrics:
+        """Imitate the actions of sequences [N, T], in one pass and with a weight for each action [N, T]."""
+        advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
+        config = replace(self.config, epochs=1, minibatches=-(-len(weights) // LESSON_SEQUENCES))
+        return self._train(batch, advantages, returns, config, imitated=weights)
+
+    def _train(
+        self,
+        batch: RolloutBatch,
+        advantages: Tensor,
+        returns: Tensor,
+        config: PPOConfig,
+        *,
+        imitated: Tensor | None,
+    ) -> PPOUpdateMetrics:
+        """One update. `imitated`: weights of the actions to imitate; None: PPO."""
+        family, imitate = batch.obs.family, imitated is not None
         self.popart.update(returns[batch.valid], family[batch.valid])
         normalized_returns = self.popart.normalize(returns, family)
-        advantages = subtract_twin_baseline(advantages, batch.valid, self.twins, fitted=self.config.fit_twins)
         normalized_advantages, advantage_std = self._normalize(advantages, batch)
         for group in self.optimizer.param_groups:
-            group["lr"] = (
-                self.config.imitation_lr if imitate and self.config.imitation_lr else self.learning_rate
-            )
+            group["lr"] = config.imitation_lr if imitate and config.imitation_lr else self.learning_rate
         loop = optimize(
             self.policy,
             self.optimizer,
             batch,
-            advantages=normalized_advantages,
+            advantages=normalized_advantages if imitated is None else imitated,
             normalized_returns=normalized_returns,
-            config=self.config,
+            config=config,
             entropy_coef=self.entropy_coef,
             seed=stream_seed(self.seed, "policy", self.updates, counter=1),
             imitate=imitate,
@@ -217,18 +238,17 @@ class PPOAgent:
         )
         self.skipped_steps = self.skipped_steps + loop.skipped_steps if loop.skipped_steps else 0
         metrics = self._metrics(batch, loop, returns, advantage_std)
-        if self.config.critic_steps:
+        if config.critic_steps:
             loss = fit_critic(
                 self.policy,
                 self.critic_optimizer,
                 batch,
                 normalized_returns=normalized_returns,
-                config=self.config,
+                config=config,
             )
             metrics = replace(metrics, value_loss=loss)
         self.updates += 1
         self.imitations += imitate
-        self.buffer.length = 0
         return metrics
 
     def _normalize(self, advantages: Tensor, batch: RolloutBatch) -> tuple[Tensor, float]:

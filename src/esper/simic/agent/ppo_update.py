@@ -257,10 +257,10 @@ def minibatch_loss(
     imitate: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to minimise, and its metrics. With `imitate` the policy loss is the negative log-likelihood,
-    which has no ratio and no bonus for entropy."""
+    which has no ratio and no bonus for entropy; `advantages` are then the weights of the actions."""
     if imitate:
         logratio = torch.zeros_like(seen.log_prob)
-        pg_loss = -masked_mean(seen.log_prob, mb.choice)
+        pg_loss = -masked_mean(advantages * seen.log_prob, mb.choice)
     else:
         logratio = seen.log_prob - mb.behaviour_log_prob
         pg_loss = policy_loss(logratio, advantages, mb.choice, clip=config.clip)

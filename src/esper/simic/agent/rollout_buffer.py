@@ -26,10 +26,11 @@ from esper.leyline import (
     PolicyStep,
 )
 from esper.tamiyo.network import NUM_OPS, Hidden
-from esper.tamiyo.policy import has_choice, map_tensors
+from esper.tamiyo.policy import has_choice
 
 _MASK_NAMES = tuple(f.name for f in fields(ActionMasks))
 _OBS_NAMES = tuple(f.name for f in fields(PolicyObservation))
+_PARTS = ("obs", "masks", "hidden")
 _CHOICES = {
     name: len(enum) for name, enum in zip(HEAD_NAMES, HEAD_ENUMS, strict=True) if enum and name in _MASK_NAMES
 }
@@ -56,17 +57,26 @@ class RolloutBatch:
     choice: Tensor  # [E, T]
 
     def rows(self, envs: Tensor) -> RolloutBatch:
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, part in picked.items():
-            if isinstance(part, Tensor):
-                picked[name] = part[envs]
-        return RolloutBatch(
-            **{
-                **picked,
-                "obs": map_tensors(self.obs, lambda t: t[envs]),
-                "masks": map_tensors(self.masks, lambda t: t[envs]),
-                "hidden": (self.hidden[0][envs], self.hidden[1][envs]),
-            }
+        return RolloutBatch.of({name: part[envs] for name, part in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, as the buffer names its columns."""
+        return {
+            **{name: getattr(self.obs, name) for name in _OBS_NAMES},
+            **{f"mask.{name}": getattr(self.masks, name) for name in _MASK_NAMES},
+            "hidden.h": self.hidden[0],
+            "hidden.c": self.hidden[1],
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name not in _PARTS},
+        }
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> RolloutBatch:
+        """From tensors by name; the others are ignored."""
+        return cls(
+            obs=PolicyObservation(*(tensors[name] for name in _OBS_NAMES)),
+            masks=ActionMasks(*(tensors[f"mask.{name}"] for name in _MASK_NAMES)),
+            hidden=(tensors["hidden.h"], tensors["hidden.c"]),
+            **{f.name: tensors[f.name] for f in fields(cls) if f.name not in _PARTS},
         )
 
 
@@ -233,9 +243,7 @@ class RolloutBuffer:
             raise EsperError(
                 f"env {env}: the segment that ends at step {t} is neither terminal nor truncated"
             )
-        obs = PolicyObservation(*(data.pop(name) for name in _OBS_NAMES))
-        masks = ActionMasks(*(data.pop(f"mask.{name}") for name in _MASK_NAMES))
-        return RolloutBatch(obs=obs, masks=masks, hidden=self.hidden, **data)
+        return RolloutBatch.of({**data, "hidden.h": self.hidden[0], "hidden.c": self.hidden[1]})
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint within a rollout; empty between rollouts."""

@@ -136,7 +136,7 @@ class TrainingConfig:
     teacher_rounds: int = 0
     """Number of rounds in which the teacher decides and the policy imitates it."""
     teacher_updates: int = 4
-    """Number of updates from each round of the teacher, or of action values."""
+    """Number of updates from each round of the teacher."""
     values_rounds: int = 0
     """Number of first rounds in which action values, learned from J alone, choose what grows, and the policy
     is taught the best plans. They need twins: 8 are usual."""

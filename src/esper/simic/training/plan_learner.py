@@ -6,8 +6,9 @@ value, each of the others the favourite of another member of the ensemble; no pl
 carried out one seed per epoch. At the end of the round J of the twin that grew nothing is subtracted from J
 of the others: what is left is what their plans were worth, without luck of the draw.
 
-The policy is taught the best plan, not the plan that was played: at every step it learns the next seed of the
-best plan that contains what has grown so far.
+After each round the policy is taught from the newest episodes. What the values know by then decides what it
+should have done in every step: the next seed of the best plan that contains what has grown so far, or to wait
+where stopping is better.
 
 E envs, W worlds (groups of twins), S slots, P plans, M members.
 """
@@ -15,7 +16,7 @@ E envs, W worlds (groups of twins), S slots, P plans, M members.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -31,20 +32,15 @@ from esper.leyline import (
     TempoAction,
 )
 from esper.simic.agent.plan_values import PlanValueLearner, Sight
+from esper.simic.agent.ppo import LESSON_SEQUENCES
+from esper.simic.agent.rollout_buffer import RolloutBatch
+from esper.tamiyo.policy import map_tensors
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, waiting
 
 MAX_PLANS = 8192
 """A task with more plans than this has a random choice of them in every round."""
 NOTHING = -1
 LEAST_TWINS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """Actions [E, 8] that are executed, and those that the policy should have taken."""
-
-    played: Tensor
-    taught: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +81,41 @@ class PlanSpace:
 
 @dataclass(slots=True)
 class _Round:
-    """Plans and values of the round that is being played."""
+    """What is seen and played in the round."""
 
     sight: Sight
     played: Tensor  # [E, S]
-    value: list[Tensor]
-    """For each task: mean value [W, P] of its plans."""
-    plans: list[Tensor]
+
+
+class KeptEpisodes:
+    """The newest episodes: tensors [N, T, …] of a rollout, and world and task of each episode."""
+
+    def __init__(self, limit: int, blueprints: Sequence[int]) -> None:
+        """`blueprints`: those that the tasks offer; only their quotes are kept, and the others are zeros."""
+        self.limit, self._offered = limit, torch.tensor(blueprints)
+        self.tensors: dict[str, Tensor] = {}
+
+    def add(self, batch: RolloutBatch, world: Tensor, task: Tensor, steps: int) -> None:
+        """Episodes that have fewer than `steps` are filled up with rows that hold no decision."""
+        missing = steps - batch.reward.shape[1]
+        new = {"world": world, "task": task}
+        for name, part in batch.tensors().items():
+            part = part.cpu()
+            if not name.startswith("hidden."):
+                part = torch.cat([part, part.new_zeros(len(part), missing, *part.shape[2:])], 1)
+            new[name] = part
+        new["quotes"] = new["quotes"].index_select(-2, self._offered)
+        old = self.tensors or {name: part[:0] for name, part in new.items()}
+        self.tensors = {name: torch.cat([old[name], new[name]])[-self.limit :] for name in new}
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[RolloutBatch, Tensor, Tensor]:
+        """Some episodes, each as likely as the others, with their worlds and tasks."""
+        rows = torch.randint(len(self.tensors["world"]), (count,), generator=generator)
+        drawn = {name: part[rows] for name, part in self.tensors.items()}
+        quotes, blueprints = drawn["quotes"], drawn["mask.blueprint"].shape[-1]
+        every = quotes.new_zeros(*quotes.shape[:-2], blueprints, quotes.shape[-1])
+        drawn["quotes"] = every.index_copy_(-2, self._offered, quotes)
+        return RolloutBatch.of(drawn), drawn["world"], drawn["task"]
 
 
 class PlanLearner:
@@ -115,21 +139,18 @@ class PlanLearner:
         self.learner, self.spaces, self.twins, self.num_slots = learner, list(spaces), twins, num_slots
         self._seen = tuple(mask.cpu() for mask in seen)
         self._round: _Round | None = None
+        offered = sorted({blueprint for space in self.spaces for blueprint in space.blueprints})
+        self._kept = KeptEpisodes(learner.config.keep, offered)
 
     def begin(self, num_envs: int) -> None:
         self._round = None
 
-    def decide(self, obs: PolicyObservation, masks: ActionMasks) -> Lesson:
+    def decide(self, obs: PolicyObservation, masks: ActionMasks) -> Tensor:
+        """Actions [E, 8]: the next seed of each env's plan."""
         if self._round is None:
             self._round = self._choose(obs)
-        grown = obs.blueprints.cpu()
-        target = torch.cat(
-            [
-                self._best(grown[space.envs], value, plans)
-                for space, value, plans in zip(self.spaces, self._round.value, self._round.plans, strict=True)
-            ]
-        )
-        return Lesson(self._next(self._round.played, grown, masks), self._next(target, grown, masks))
+        tempo = torch.cat([torch.full((s.envs.stop - s.envs.start,), int(s.tempo)) for s in self.spaces])
+        return next_seeds(self._round.played, obs.blueprints.cpu(), masks, tempo)
 
     def finish(self, objectives: Sequence[float]) -> PlanFigures:
         """Learn from J of every env in the round."""
@@ -141,6 +162,49 @@ class PlanLearner:
         error = self.learner.learn(self._round.sight, world, plans, gains.flatten())
         return PlanFigures(gains[:, 0].mean().item(), gains[:, 1:].mean().item(), error)
 
+    def lesson(self, batch: RolloutBatch, steps: int) -> tuple[RolloutBatch, Tensor]:
+        """Keep the episodes of the round that was finished. Returns some of all that are kept, with what
+        should have been done in each step, and how much each step counts [N, T]."""
+        config, generator = self.learner.config, self.learner.generator(2)
+        worlds = self.learner.replay.num_worlds
+        first = worlds - len(batch.reward) // self.twins
+        task = torch.cat([torch.full((s.envs.stop - s.envs.start,), i) for i, s in enumerate(self.spaces)])
+        self._kept.add(batch, torch.arange(first, worlds).repeat_interleave(self.twins), task, steps)
+        drawn, world, task = self._kept.draw(config.lessons * LESSON_SEQUENCES, generator)
+        actions, weights = drawn.actions.clone(), torch.zeros_like(drawn.reward)
+        for index, space in enumerate(self.spaces):
+            rows = (task == index).nonzero().squeeze(-1)
+            if len(rows):
+                actions[rows], weights[rows] = self._judge(space, drawn.rows(rows), world[rows], generator)
+        return replace(drawn, actions=actions, epsilon=torch.zeros_like(drawn.epsilon)), weights
+
+    def _judge(
+        self, space: PlanSpace, batch: RolloutBatch, world: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """What should have been done in each step [N, T, 8] of episodes of one task, and the weights."""
+        shape, grown = batch.reward.shape, batch.obs.blueprints.flatten(0, 1)
+        plans = space.plans(self.num_slots, generator)
+        sight = self.learner.replay.sight()
+        worlds, world = world.unique(return_inverse=True)
+        values = self.learner.values.gains(sight.rows(worlds), plans).mean(0)  # [W, P]
+        # Few different networks grow in a world: each is judged once.
+        states, index = torch.cat([world.repeat_interleave(shape[1]).unsqueeze(1), grown], 1).unique(
+            dim=0, return_inverse=True
+        )
+        world, own = states[:, 0], states[:, 1:]
+        with torch.no_grad():
+            stop = self.learner.values(sight.rows(worlds[world]), own).mean(0)
+        target, further = growing_on(own, values[world], plans)
+        is_full = (own[:, : space.slots] != NOTHING).all(1)
+        weights = ((stop - further).abs() / self.learner.config.margin).clamp(max=1.0)
+        # A random choice of plans may hold none that contains what has grown: nothing is known then.
+        weights = torch.where(further.isfinite(), weights, is_full.to(weights.dtype))
+        target = torch.where((further > stop).unsqueeze(1), target, own)
+        masks = map_tensors(batch.masks, lambda mask: mask.flatten(0, 1))
+        tempo = torch.full((len(grown),), int(space.tempo))
+        taught = next_seeds(target[index], grown, masks, tempo)
+        return taught.unflatten(0, shape), weights[index].unflatten(0, shape)
+
     # -- choices ---------------------------------------------------------------------------------------------
 
     def _choose(self, obs: PolicyObservation) -> _Round:
@@ -150,7 +214,7 @@ class PlanLearner:
         sight = sight._replace(
             base=sight.base * base, slots=sight.slots * slots, quotes=sight.quotes * quotes
         )
-        played, values, plans = [], [], []
+        played = []
         for space in self.spaces:
             own = space.plans(self.num_slots, generator)
             first, last = space.envs.start // self.twins, space.envs.stop // self.twins
@@ -162,32 +226,7 @@ class PlanLearner:
                 gains, mean, self.twins, generator, informed=self.learner.rounds > 0
             )
             played.append(own[chosen].flatten(0, 1))
-            values.append(mean)
-            plans.append(own)
-        return _Round(sight, torch.cat(played), values, plans)
-
-    def _best(self, grown: Tensor, value: Tensor, plans: Tensor) -> Tensor:
-        """[E, S]: the best plan that contains what has grown; what has grown if no plan does."""
-        contains = ((grown.unsqueeze(1) == NOTHING) | (grown.unsqueeze(1) == plans)).all(-1)  # [E, P]
-        own = value.repeat_interleave(self.twins, 0).masked_fill(~contains, -torch.inf)
-        return torch.where(contains.any(-1, keepdim=True), plans[own.argmax(-1)], grown)
-
-    def _next(self, plans: Tensor, grown: Tensor, masks: ActionMasks) -> Tensor:
-        """[E, 8]: germinate the first seed of each plan that is missing and may be planted now, or wait."""
-        envs, actions = len(plans), waiting(len(plans))
-        tempo = torch.cat([torch.full((s.envs.stop - s.envs.start,), int(s.tempo)) for s in self.spaces])
-        in_time = masks.tempo.cpu().gather(1, tempo.unsqueeze(1))
-        offered = masks.blueprint.cpu().gather(1, plans.clamp(min=0))
-        missing = (plans != NOTHING) & (grown == NOTHING) & offered & in_time
-        ready = missing & masks.slot_by_op[:, OP_GERMINATE].cpu()
-        slot = ready.int().argmax(1)  # the first
-        germinate = actions.clone()
-        germinate[:, SLOT_HEAD] = slot
-        germinate[:, BLUEPRINT_HEAD] = plans[torch.arange(envs), slot]
-        germinate[:, STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)
-        germinate[:, TEMPO_HEAD] = tempo
-        germinate[:, OP_HEAD] = OP_GERMINATE
-        return torch.where(ready.any(1, keepdim=True), germinate, actions)
+        return _Round(sight, torch.cat(played))
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
@@ -197,21 +236,44 @@ class PlanLearner:
         if now is not None:
             tensors |= {f"round.{name}": part for name, part in now.sight._asdict().items()}
             tensors["round.played"] = now.played
-            for i, (value, plans) in enumerate(zip(now.value, now.plans, strict=True)):
-                tensors |= {f"round.value.{i}": value, f"round.plans.{i}": plans}
-        return tensors, meta
+        return tensors | {f"kept.{name}": part for name, part in self._kept.tensors.items()}, meta
 
     def load_state(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        own = {n.removeprefix("round."): t for n, t in tensors.items() if n.startswith("round.")}
-        self.learner.load_state({n: t for n, t in tensors.items() if not n.startswith("round.")}, meta)
-        self._round = None
-        if own:
-            self._round = _Round(
-                Sight(*(own[name] for name in Sight._fields)),
-                own["played"],
-                [own[f"value.{i}"] for i in range(len(self.spaces))],
-                [own[f"plans.{i}"] for i in range(len(self.spaces))],
-            )
+        own: dict[str, dict[str, Tensor]] = {"round": {}, "kept": {}}
+        learner: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            own.get(part, learner)[rest if part in own else name] = tensor
+        self.learner.load_state(learner, meta)
+        self._kept.tensors = own["kept"]
+        seen = own["round"]
+        self._round = _Round(Sight(*(seen[name] for name in Sight._fields)), seen["played"]) if seen else None
+
+
+def growing_on(grown: Tensor, values: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
+    """The best plan [N, S] that contains what has grown [N, S] and more, and its value [N], by the values
+    [N, P] of plans [P, S]; minus infinity where no plan does."""
+    there = grown.unsqueeze(1)
+    contains = ((there == NOTHING) | (there == plans)).all(-1) & (there != plans).any(-1)
+    best = values.masked_fill(~contains, -torch.inf).max(-1)
+    return plans[best.indices], best.values
+
+
+def next_seeds(plans: Tensor, grown: Tensor, masks: ActionMasks, tempo: Tensor) -> Tensor:
+    """[E, 8]: germinate the first seed of each plan that is missing and may be planted now, or wait."""
+    envs, actions = len(plans), waiting(len(plans))
+    in_time = masks.tempo.cpu().gather(1, tempo.unsqueeze(1))
+    offered = masks.blueprint.cpu().gather(1, plans.clamp(min=0))
+    missing = (plans != NOTHING) & (grown == NOTHING) & offered & in_time
+    ready = missing & masks.slot_by_op[:, OP_GERMINATE].cpu()
+    slot = ready.int().argmax(1)  # the first
+    germinate = actions.clone()
+    germinate[:, SLOT_HEAD] = slot
+    germinate[:, BLUEPRINT_HEAD] = plans[torch.arange(envs), slot]
+    germinate[:, STYLE_HEAD] = int(GerminationStyle.SIGMOID_ADD)
+    germinate[:, TEMPO_HEAD] = tempo
+    germinate[:, OP_HEAD] = OP_GERMINATE
+    return torch.where(ready.any(1, keepdim=True), germinate, actions)
 
 
 def _without_replacement(

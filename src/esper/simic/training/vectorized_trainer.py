@@ -37,11 +37,12 @@ from esper.tamiyo.policy import action_uniforms, map_tensors
 if TYPE_CHECKING:
     from esper.simic.agent.normalization import RewardNormalizer
     from esper.simic.agent.ppo import PPOAgent
+    from esper.simic.agent.ppo_metrics import PPOUpdateMetrics
     from esper.simic.rewards import RewardEngine
     from esper.simic.training.action_execution import ActionResult
     from esper.simic.training.checkpoint import CheckpointStore
     from esper.simic.training.config import Granularity, TrainingConfig
-    from esper.simic.training.plan_learner import PlanLearner
+    from esper.simic.training.plan_learner import PlanFigures, PlanLearner
     from esper.simic.training.recording import RunRecorder
     from esper.simic.training.task_envs import Moment, StepRecord, TaskEnvs
 
@@ -114,6 +115,8 @@ class VectorizedPPOTrainer:
         self.reset = self._flags(True)
         self.stopped = self.ended = False
         self._uniforms = torch.empty(0)
+        self._figures: PlanFigures | None = None
+        """Of the round, if a planner decides in it."""
         self.seconds = dict.fromkeys(PHASES, 0.0)
 
     def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
@@ -135,8 +138,8 @@ class VectorizedPPOTrainer:
                     seen = replace(seen, masks=limit_masks(seen.masks, self.granularity))
                     masks = map_tensors(seen.masks, self._to_device)
                 with self._timed("decide"):
-                    step, played = self._decide(seen, masks)
-                    actions = played.cpu().tolist()
+                    step = self._decide(seen, masks)
+                    actions = step.actions.cpu().tolist()
                 with self._timed("act"):
                     result = self.env.act(seen, actions, cut_after=epoch % self.rollout_length == 0)
                     record = self.env.record(seen, result)
@@ -172,7 +175,7 @@ class VectorizedPPOTrainer:
         if self.context.planner is not None:
             self.context.planner.begin(self.num_envs)
         self.hidden, self.reset = self.context.policy.initial_hidden(self.num_envs), self._flags(True)
-        self.decisions = Decisions.none()
+        self.decisions, self._figures = Decisions.none(), None
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.draw_uniforms()
         self.best.begin_round(None if self.agent is None else self.agent.policy)
@@ -233,8 +236,8 @@ class VectorizedPPOTrainer:
         self._check_ranks()
         outcomes = self.env.ledger.outcomes
         summary = self._summary(outcomes)
-        if self.planner is not None:
-            summary = replace(summary, **asdict(self.planner.finish(summary.objectives)))
+        if self._figures is not None:
+            summary = replace(summary, **asdict(self._figures))
         progress.history.append(summary)
         if not self.taught and self.best.end_round(summary):
             store = self.context.store
@@ -291,19 +294,16 @@ class VectorizedPPOTrainer:
 
     # -- phases ----------------------------------------------------------------------------------------------
 
-    def _decide(self, seen: Moment, masks: ActionMasks) -> tuple[PolicyStep, Tensor]:
-        """The decision that is recorded, and the actions to execute: a planner explores plans that it does
-        not teach."""
+    def _decide(self, seen: Moment, masks: ActionMasks) -> PolicyStep:
+        """The policy's step, with the actions of a teacher or planner in the rounds that are theirs."""
         if self.agent is None:
-            step = self.context.policy.act(seen.obs, self.hidden, masks)
-            return step, step.actions
-        given = played = None
+            return self.context.policy.act(seen.obs, self.hidden, masks)
+        given = None
         if self.teacher is not None:
             given = self.teacher.act(seen.obs, None, masks).actions
         elif self.planner is not None:
-            lesson = self.planner.decide(seen.obs, masks)
-            given, played = lesson.taught, lesson.played
-        step = self.agent.act(
+            given = self.planner.decide(seen.obs, masks)
+        return self.agent.act(
             seen.obs,
             self.hidden,
             masks,
@@ -311,7 +311,6 @@ class VectorizedPPOTrainer:
             reset=self.reset,
             given=given,
         )
-        return step, step.actions if played is None else played
 
     def _record(self, seen: Moment, masks: ActionMasks, step: PolicyStep, record: StepRecord) -> None:
         """Store one column of the rollout and update the round's counts. Penalties go to columns that are
@@ -356,13 +355,23 @@ class VectorizedPPOTrainer:
             values = self.agent.policy.value(obs, self.hidden, reset=self.reset)
             last = self.agent.buffer.length - 1
             self.agent.buffer.truncate([(env_idx, last) for env_idx in cut], values[self._index(cut)])
-        imitate = self.taught
-        updates = self.config.teacher_updates if imitate else self.config.updates_per_round
-        metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
+        if self.planner is not None:
+            metrics = self._teach(self.agent, self.planner)
+        else:
+            imitate = self.taught
+            updates = self.config.teacher_updates if imitate else self.config.updates_per_round
+            metrics = run_ppo_updates(self.agent, updates, [], None, self.config.ppo.bf16, imitate=imitate)
         self.recorder.update(self.agent, metrics)
         if cut:
             assert self.hidden is not None, "a learning policy has a memory"
             self.agent.begin_rollout(self.hidden)
+
+    def _teach(self, agent: PPOAgent, planner: PlanLearner) -> PPOUpdateMetrics:
+        """Learn what the plans of the round were worth, and teach the policy."""
+        self._figures = planner.finish([outcome.objective for outcome in self.env.ledger.outcomes])
+        metrics = agent.teach(*planner.lesson(agent.buffer.finish(), agent.buffer.num_steps))
+        agent.buffer.length = 0
+        return metrics
 
     # -- stops -----------------------------------------------------------------------------------------------
 
