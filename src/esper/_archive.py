@@ -55,9 +55,8 @@ def write_archive(
     path = Path(path)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}
-    data = safetensors.torch.save(
-        tensors, metadata={"esper": orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()}
-    )
+    header = orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()
+    data = safetensors.torch.save(tensors, metadata={"esper": header, "digest": _text_digest(header)})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)
 
@@ -75,6 +74,9 @@ def read_archive(
         raise StructureError(f"{path}: not a readable safetensors file ({error})") from error
     if "esper" not in header:
         raise StructureError(f"{path}: the header has no field 'esper'; this file was not written by Esper")
+    # Older files have no digest of the header.
+    if header.get("digest", (digest := _text_digest(header["esper"]))) != digest:
+        raise StructureError(f"{path}: the header is damaged (its digest does not match)")
     meta = decode(dict[str, Any], header["esper"].encode(), f"{path}, header")
     kinds = (kind,) if isinstance(kind, str) else kind
     if meta.get("kind") not in kinds:
@@ -89,3 +91,7 @@ def read_archive(
 
 def _digest(tensor: Tensor) -> str:
     return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _text_digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=8).hexdigest()

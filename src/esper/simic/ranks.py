@@ -12,7 +12,6 @@ limit."""
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from torch import Tensor
 
 import esper
 from esper.leyline import EsperError, blueprint_ids
+from esper.simic import wire
 
 T = TypeVar("T")
 TIME_LIMIT = "ESPER_RANK_TIMEOUT"
@@ -325,12 +325,11 @@ class Joined(Ranks):
 
 
 def _dumped(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(wire.dumps(value)), dtype=torch.uint8)
 
 
 def _loaded(part: Tensor, size: int) -> Any:
-    # Pickle is safe here: every rank runs the same program for the same user.
-    return pickle.loads(part[:size].numpy().data)
+    return wire.loads(part[:size].numpy().data)
 
 
 def _padded(part: Tensor, size: int) -> Tensor:

@@ -134,11 +134,15 @@ def load_cached(name: str, root: Path) -> tuple[Arrays, Facts]:
         _convert(name, raw, path, quiet)
     try:
         with safe_open(path, framework="numpy") as file:
-            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
+            header = file.metadata() or {}
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        text = header.get("facts", "{}")
+        facts = json.loads(text)
+    except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is truncated or damaged ({error}); to make it again, {again}") from error
-    if facts.get("sha256") != _digest(arrays):
+    # Older files have no digest of the facts.
+    intact = header.get("digest", (digest := _text_digest(text))) == digest
+    if not intact or not isinstance(facts, dict) or facts.get("sha256") != _digest(arrays):
         raise ChecksumError(f"{path} does not match its own checksum; to make it again, {again}")
     return arrays, facts
 
@@ -149,6 +153,10 @@ def _digest(arrays: Arrays) -> str:
         digest.update(f"{key} {arrays[key].dtype} {arrays[key].shape}\n".encode())
         digest.update(arrays[key].data)
     return digest.hexdigest()
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _workspace(root: Path) -> tempfile.TemporaryDirectory[str]:
@@ -173,7 +181,8 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
     with _workspace(target.parent) as space:
         part = Path(space) / target.name
         try:
-            save_file(arrays, part, metadata={"facts": json.dumps(facts)})
+            text = json.dumps(facts)
+            save_file(arrays, part, metadata={"facts": text, "digest": _text_digest(text)})
             os.chmod(part, 0o644)  # the data directory may be shared
             with open(part, "rb+") as file:
                 os.fsync(file.fileno())

@@ -374,8 +374,8 @@ def open_checkpoint(config: TrainingConfig, directory: Path | None) -> Checkpoin
         return checkpoint
     if damaged:
         raise CheckpointError("no checkpoint is intact: " + "; ".join(damaged))
-    if not (directory / "checkpoints").is_dir():
-        raise CheckpointError(f"resume is auto, but {directory / 'checkpoints'} holds no checkpoint")
+    if not directory.is_dir():
+        raise CheckpointError(f"resume is auto, but there is no run directory {directory}")
     return None
 
 
