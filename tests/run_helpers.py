@@ -6,12 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.faults.same import (
+    assert_same_run,
+    assert_same_weights,
+    last_checkpoint,
+    rows,
+    story,
+)
 
 from esper.leyline import ActionMasks, PolicyObservation, head_sizes
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.policy import action_uniforms
 
+__all__ = [
+    "SMALL",
+    "assert_same_run",
+    "assert_same_weights",
+    "last_checkpoint",
+    "play_rollout",
+    "rows",
+    "story",
+    "train",
+]
 SMALL: dict[str, Any] = {
     "task": "digits_impaired",
     "rounds": 2,

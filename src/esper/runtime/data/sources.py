@@ -134,29 +134,29 @@ def load_cached(name: str, root: Path) -> tuple[Arrays, Facts]:
         _convert(name, raw, path, quiet)
     try:
         with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
+            facts = json.loads((file.metadata() or {}).get("facts", "{}"))
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        text = header.get("facts", "{}")
-        facts = json.loads(text)
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is truncated or damaged ({error}); to make it again, {again}") from error
-    # Older files have no digest of the facts.
-    intact = header.get("digest", (digest := _text_digest(text))) == digest
-    if not intact or not isinstance(facts, dict) or facts.get("sha256") != _digest(arrays):
+    if not isinstance(facts, dict) or not _is_intact(arrays, facts):
         raise ChecksumError(f"{path} does not match its own checksum; to make it again, {again}")
     return arrays, facts
 
 
-def _digest(arrays: Arrays) -> str:
-    digest = hashlib.sha256()
+def _is_intact(arrays: Arrays, facts: Facts) -> bool:
+    if "sha256" in facts:  # an older file, whose digest is that of the arrays alone
+        return bool(facts["sha256"] == _digest(arrays, {}))
+    others = {name: value for name, value in facts.items() if name != "checksum"}
+    return facts.get("checksum") == _digest(arrays, others)
+
+
+def _digest(arrays: Arrays, facts: Facts) -> str:
+    """sha256 of names, types, shapes and values, and of what is known about them."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode() if facts else b"")
     for key in sorted(arrays):
         digest.update(f"{key} {arrays[key].dtype} {arrays[key].shape}\n".encode())
         digest.update(arrays[key].data)
     return digest.hexdigest()
-
-
-def _text_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _workspace(root: Path) -> tempfile.TemporaryDirectory[str]:
@@ -176,13 +176,13 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
     report(f"reading {raw.name}", None)
     arrays, facts = RECIPES[name].read(raw, report)
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    facts = {"name": name, "from": raw.name, "sha256": _digest(arrays), **facts}
+    facts = {"name": name, "from": raw.name, **facts}
+    facts["checksum"] = _digest(arrays, facts)
     size = f"{sum(array.nbytes for array in arrays.values()) / 1e6:.0f} MB"
     with _workspace(target.parent) as space:
         part = Path(space) / target.name
         try:
-            text = json.dumps(facts)
-            save_file(arrays, part, metadata={"facts": text, "digest": _text_digest(text)})
+            save_file(arrays, part, metadata={"facts": json.dumps(facts)})
             os.chmod(part, 0o644)  # the data directory may be shared
             with open(part, "rb+") as file:
                 os.fsync(file.fileno())
@@ -192,7 +192,7 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
                 f"cannot write {target} ({size}): {error}; "
                 f"free some space or choose another place with --root or $ESPER_DATA"
             ) from error
-    report(f"wrote {target} ({size}, sha256 {facts['sha256'][:16]}…)", None)
+    report(f"wrote {target} ({size}, sha256 {facts['checksum'][:16]}…)", None)
     return target
 
 
