@@ -165,8 +165,8 @@ def check_prefix(run: Path, reference: Path) -> None:
 
 def go_on(case: Case, run: Path, reference: Path, words: Sequence[str]) -> None:
     """The run goes on, and ends as one that nothing disturbed."""
-    again = ("--resume", "auto") if run.exists() else ()
-    ended = case.world.esper(f"{case.name}-again", *words, "--telemetry-dir", str(run), *again)
+    again = (*words, "--telemetry-dir", str(run), "--resume", "auto")
+    ended = case.world.esper(f"{case.name}-again", *again)
     require(ended.code == 0, f"resuming failed: {ended.message[-600:]}")
     case.world.in_child(f"{case.name}-same", lambda: assert_same_run(reference, run))
 

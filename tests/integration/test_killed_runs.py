@@ -87,10 +87,11 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path) -> None:
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
 
 
-@pytest.mark.parametrize("files", [(), ("events.jsonl",)])
+@pytest.mark.parametrize("files", [None, (), ("events.jsonl",)])
 def test_a_run_killed_while_its_directory_was_made_starts_when_it_is_told_to_go_on(files, tmp_path) -> None:
-    (tmp_path / "killed").mkdir()
-    for name in files:
+    if files is not None:
+        (tmp_path / "killed").mkdir()
+    for name in files or ():
         (tmp_path / "killed" / name).touch()
     changes = {"rounds": 1, "episode_length": 4}
     train(tmp_path / "killed", **changes, resume="auto")
