@@ -168,7 +168,7 @@ def test_an_archive_writes_nothing(tmp_path: Path) -> None:
     assert read_members(archive, ["wanted.txt"]) == [b""]
     assert set(member_names(archive)) >= {"wanted.txt"}
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
-        with pytest.raises((DataError, KeyError)):
+        with pytest.raises(DataError, match="cannot be read as a tar archive"):
             read_members(archive, [f"link-{kind!r}"])
     assert sorted(tmp_path.rglob("*")) == before
     assert not Path(OUTSIDE[1]).exists()

@@ -30,11 +30,9 @@ import orjson
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.faults import damage, disk, fuzz, kills
-from benchmarks.faults.world import Broken, Case, Seen, World, preload
+from benchmarks.faults.world import MESSAGE, Broken, Case, Seen, World, preload
 
 RECORDS = "cases"
 """Files of finished cases: cases.0of1.jsonl."""
@@ -117,28 +115,28 @@ def campaign(
             record = run_case(kind, number, world)
             file.write(orjson.dumps(record) + b"\n")
             file.flush()
-            yield record
             if record["broken"]:
-                shutil.copytree(
-                    world.place / f"{kind}-{number}", out / "broken" / f"{kind}-{number}", dirs_exist_ok=True
-                )
+                name = f"{kind}-{number}"
+                shutil.copytree(world.place / name, out / "broken" / name, dirs_exist_ok=True)
+            yield record
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each kind: cases, those in which something did not hold, and what users see."""
-    shown = Table("fault", "cases", "broken", "CPU s", "seen", box=None)
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """A row of Markdown for each kind: cases, those in which something did not hold, and what users saw."""
+    lines = ["| fault | cases | broken | what users saw |", "|---|---|---|---|"]
     for name, kind in KINDS.items():
         own = [record for record in records if record["kind"] == name]
         if own:
-            seen = Counter(record.get("saw", "") for record in own if not record["broken"]).most_common(3)
-            shown.add_row(
-                kind.meaning,
-                str(len(own)),
-                str(sum(bool(record["broken"]) for record in own)),
-                f"{sum(record['seconds'] for record in own):.0f}",
-                "\n".join(f"{count}× {text}" for text, count in seen),
-            )
-    return shown
+            broken = sum(bool(record["broken"]) for record in own)
+            seen = Counter(_outcome(record["saw"]) for record in own if not record["broken"])
+            shown = "; ".join(f"{count}× {text}" for text, count in seen.most_common())
+            lines.append(f"| {kind.meaning} | {len(own)} | {broken} | {shown} |")
+    return "\n".join(lines)
+
+
+def _outcome(saw: str) -> str:
+    """What users saw, without the words of the message."""
+    return "a message that names the culprit" if saw.startswith(MESSAGE) else saw
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         state = f"BROKEN {record['broken']}" if record["broken"] else record.get("saw", "")
         print(f"{record['kind']} {record['number']}: {record.get('what', '')}: {state}", flush=True)
     records = [r for r in finished(options.out).values() if r["kind"] in options.only]
-    Console(width=200, markup=False).print(table(records))
+    print(table(records))
     return 1 if any(record["broken"] for record in records) else 0
 
 

@@ -6,6 +6,7 @@ them. So whatever a case computes, it computes in a child."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -70,6 +71,7 @@ class Child:
         code = CRASHED
         try:
             os.setsid()
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no child outlives the campaign
             for descriptor, path in ((0, os.devnull), (1, self.out), (2, self.err)):
                 flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 os.dup2(os.open(path, flags), descriptor)

@@ -32,6 +32,8 @@ SEVERAL = tuple(
 TASK = "digits_impaired:episode_length=3,steps_per_epoch=1,population=8"
 PROVE = ("prove", "--task", TASK, "--seeds", "2", "--probe-seeds", "8", "--search", "64", "--candidates", "2")
 ESCAPE = "\x1b"
+MESSAGE = "error: "
+"""How a message begins."""
 LONGEST = 5_000
 """Characters of a message that a user would still read."""
 
@@ -81,10 +83,11 @@ def check_refused(ended: Ended, *, codes: Sequence[int] = (2,)) -> str:
 
 
 def reason(message: str) -> str:
-    """The line of a command's output that says what was wrong, without numbers of the case at hand."""
-    lines = [line for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    return re.sub(r"\S*/", "", (errors or lines or [""])[0])[:160]
+    """The line of a command's output that says what was wrong, without the directories of the case."""
+    lines = [line.strip(" │╭╮╰╯─") for line in message.splitlines()]
+    lines = [line for line in lines if line]
+    errors = [line for line in lines if line.startswith(MESSAGE)]
+    return MESSAGE + re.sub(r"\S*/", "", (errors or lines or [""])[0]).removeprefix(MESSAGE)[:160]
 
 
 @dataclass(frozen=True)
