@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,7 +55,7 @@ def killed(
         directory = case.directory / str(attempt)
         directory.mkdir(parents=True)
         children = start(directory)
-        seen = killed_at(children, delay, victims, lambda: look(directory))  # noqa: B023  called at once
+        seen = killed_at(children, delay, victims, partial(look, directory))
         if seen is not None:
             return directory, children, seen
         for child in children:

@@ -25,9 +25,7 @@ TRAIN = (
     *("--episode-length", "4", "--steps-per-epoch", "1", "--val-size", "32", "--batch-size", "16"),
     *("--hidden", "16", "--rounds", "3", "--checkpoint-every", "1", "--ppo.epochs", "1"),
 )
-SEVERAL = tuple(
-    "20" if before == "--envs" else word for before, word in zip(("", *TRAIN), TRAIN, strict=False)
-)
+SEVERAL = (*TRAIN, "--envs", "20")
 """The same with three populations, which two processes can share."""
 TASK = "digits_impaired:episode_length=3,steps_per_epoch=1,population=8"
 PROVE = ("prove", "--task", TASK, "--seeds", "2", "--probe-seeds", "8", "--search", "64", "--candidates", "2")

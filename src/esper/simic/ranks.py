@@ -395,7 +395,7 @@ def software() -> dict[str, object]:
         "Esper": release,
         "source of Esper": _source_digest(),
         "Python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # plain text, which can travel
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads of torch": torch.get_num_threads(),
         "blueprints": list(blueprint_ids()),
