@@ -76,8 +76,9 @@ class Child:
                 flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
                 os.dup2(os.open(path, flags), descriptor)
             sys.stdin, sys.stdout, sys.stderr = (
-                open(descriptor, mode, buffering=1, closefd=False)  # noqa: SIM115  until the process ends
-                for descriptor, mode in ((0, "r"), (1, "w"), (2, "w"))
+                # As Python opens them; they are open until the process ends.
+                open(descriptor, mode, buffering=1, closefd=False, errors=errors)  # noqa: SIM115
+                for descriptor, mode, errors in ((0, "r", None), (1, "w", None), (2, "w", "backslashreplace"))
             )
             os.environ.update(environment)
             if directory is not None:
