@@ -130,11 +130,11 @@ class Child:
 
 
 def killed_at(
-    children: Sequence[Child], moment: float, victims: Sequence[int], look: Callable[[], T]
+    children: Sequence[Child], moment: Callable[[], bool], victims: Sequence[int], look: Callable[[], T]
 ) -> T | None:
-    """Wait until the first child has used `moment` seconds of CPU time, and kill some of the children.
-    Returns what `look` saw just before, or None if a child had ended by itself."""
-    while children[0].used() < moment:
+    """Wait until the moment has come, and kill some of the children. Returns what `look` saw just before, or
+    None if a child had ended by itself."""
+    while not moment():
         if any(child.over() for child in children):
             return None
         time.sleep(0.001)

@@ -47,21 +47,41 @@ def killed(
     duration: float,
     look: Callable[[Path], T],
     victims: Sequence[int] = (0,),
+    log: tuple[str, int] | None = None,
 ) -> tuple[Path, Sequence[Child], T]:
     """Start children in a new directory and kill some of them at a random moment of their usual CPU time.
-    Returns the directory, the children, and what `look` saw there just before."""
-    delay = case.random.random() * duration
+    Returns the directory, the children, and what `look` saw there just before.
+
+    Much of that time passes before the work begins. So in every second case the time runs from the moment at
+    which a file, the `log`, has a random size below its usual one, and is short."""
+    delay, size = case.random.random() * duration, 0
+    if log is not None and case.number % 2:
+        delay, size = 0.2 * delay, case.random.randrange(1, log[1])
     for attempt in range(ATTEMPTS):
         directory = case.directory / str(attempt)
         directory.mkdir(parents=True)
         children = start(directory)
-        seen = killed_at(children, delay, victims, partial(look, directory))
+        file = directory / (log[0] if log else "")
+        seen = killed_at(children, _moment(children[0], delay, file, size), victims, partial(look, directory))
         if seen is not None:
             return directory, children, seen
         for child in children:
             child.end(LIMIT)
-        delay *= 0.6
+        delay, size = 0.6 * delay, int(0.6 * size)
     raise Broken(f"the command ended by itself {ATTEMPTS} times")
+
+
+def _moment(child: Child, delay: float, file: Path, size: int) -> Callable[[], bool]:
+    """Whether the child has used `delay` seconds of CPU time since the file had this size, or since its
+    start."""
+    began: list[float] = [] if size else [0.0]
+
+    def has_come() -> bool:
+        if not began and file.exists() and file.stat().st_size >= size:
+            began.append(child.used())
+        return bool(began) and child.used() - began[0] >= delay
+
+    return has_come
 
 
 def content(path: Path) -> bytes:
@@ -77,7 +97,8 @@ def kill_train(case: Case) -> Seen:
     def start(directory: Path) -> list[Child]:
         return [case.world.start(case.name, *TRAIN, "--telemetry-dir", str(directory / "run"))]
 
-    directory, _, before = killed(case, start, duration, lambda d: content(d / "run" / "events.jsonl"))
+    log = ("run/events.jsonl", (reference / "events.jsonl").stat().st_size)
+    directory, _, before = killed(case, start, duration, lambda d: content(d / log[0]), log=log)
     shown = check_run(case, directory / "run", reference, before)
     go_on(case, directory / "run", reference, TRAIN)
     return {"what": f"killed with {before.count(10)} events on disk", "saw": shown}
@@ -91,8 +112,9 @@ def kill_ranks(case: Case) -> Seen:
     def start(directory: Path) -> list[Child]:
         return start_ranks(case, directory, *SEVERAL, "--telemetry-dir", str(directory / "run"))
 
+    log = ("run/events.jsonl", (reference / "events.jsonl").stat().st_size)
     directory, children, before = killed(
-        case, start, duration / 2, lambda d: content(d / "run" / "events.jsonl"), victims
+        case, start, duration / 2, lambda d: content(d / log[0]), victims, log
     )
     said = ""
     for rank, child in enumerate(children):
