@@ -209,6 +209,32 @@ class TestParity:
         step = policy.act(obs, hidden, open_masks(3, 2), deterministic=True)
         torch.testing.assert_close(policy.value(obs, hidden), step.value, atol=0, rtol=0)
 
+    def test_blueprints_that_nothing_offers_are_left_out_of_an_evaluation(self) -> None:
+        envs, slots, offered = 6, 3, [4, 7, 12]
+        policy, obs, masks = make_policy(), observe(envs, slots), open_masks(envs, slots)
+        hidden = torch.zeros(head_sizes(slots)[1], dtype=torch.bool)
+        hidden[[i for i in range(len(hidden)) if i not in offered]] = True
+        obs = replace(obs, quotes=obs.quotes.masked_fill(hidden[:, None], 0.0))
+        masks = replace(only_op(masks, OP_GERMINATE), blueprint=masks.blueprint & ~hidden)
+        step = policy.act(obs, None, masks, uniforms=uniforms(envs))
+        sequences = (
+            map_tensors(obs, lambda t: t.unsqueeze(1)),
+            policy.initial_hidden(envs),
+            map_tensors(masks, lambda t: t.unsqueeze(1)),
+        )
+        options = {"reset": torch.zeros(envs, 1, dtype=torch.bool), "epsilon": torch.zeros(envs, 1)}
+        again = policy.evaluate(*sequences, step.actions.unsqueeze(1), **options)
+        torch.testing.assert_close(again.log_prob[:, 0], step.log_prob)
+        torch.testing.assert_close(
+            again.head_entropies, distribution(policy, obs, masks, 0.0).entropies(step.actions.unsqueeze(1))
+        )
+        measured = policy.evaluate(
+            *sequences, step.actions.unsqueeze(1), **options, entropy_gradient=False
+        ).head_entropies
+        assert torch.equal(measured, again.head_entropies)
+        assert again.head_entropies.requires_grad
+        assert not measured.requires_grad
+
     def test_bfloat16_acts_and_evaluates_alike_with_float32_probabilities(self) -> None:
         policy, obs, masks = make_policy(bf16=True), observe(4, 3), random_masks(4, 3)
         step = policy.act(obs, None, masks, uniforms=uniforms(4))

@@ -522,11 +522,15 @@ class RecurrentPolicy:
         *,
         reset: Tensor,
         epsilon: Tensor,
+        entropy_gradient: bool = True,
     ) -> PolicyEvaluation:
         """Log-probs, entropies and values of stored sequences [E, T, …] from the hidden state before their
-        first step."""
+        first step. Without `entropy_gradient`, entropies are only measured, which costs much less."""
+        obs, masks, actions = _used_blueprints(obs, masks, actions)
         distribution, value, _ = self.distribution(obs, hidden, masks, reset=reset, epsilon=epsilon)
-        return PolicyEvaluation(distribution.log_probs(actions), distribution.entropies(actions), value)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+            entropies = distribution.entropies(actions)
+        return PolicyEvaluation(distribution.log_probs(actions), entropies, value)
 
     def _padded(
         self, envs: int, hidden: Hidden | None, reset: Tensor | None
@@ -600,6 +604,24 @@ class RecurrentPolicy:
         load_tensors(origin, policy.network.state_dict(), tensors)
         policy.network.to(device)
         return policy
+
+
+def _used_blueprints(
+    obs: PolicyObservation, masks: ActionMasks, actions: Tensor
+) -> tuple[PolicyObservation, ActionMasks, Tensor]:
+    """The same sequences without the blueprints that nothing in them offers, allows or chooses. A catalogue
+    holds blueprints for every kind of host; reading the others would be most of the work of an update."""
+    quotes, legal, chosen = obs.quotes, masks.blueprint, actions[..., BLUEPRINT]
+    used = quotes.any(-1).flatten(0, -2).any(0) | legal.flatten(0, -2).any(0)
+    used[chosen.flatten()] = True
+    columns = used.nonzero().squeeze(-1)
+    actions = actions.clone()
+    actions[..., BLUEPRINT] = (used.cumsum(0) - 1)[chosen]
+    return (
+        replace(obs, quotes=quotes.index_select(-2, columns)),
+        replace(masks, blueprint=legal.index_select(-1, columns)),
+        actions,
+    )
 
 
 def _as_one_family(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -257,7 +257,7 @@ def minibatch_loss(
     imitate: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to minimise, and its metrics. With `imitate` the policy loss is the negative log-likelihood,
-    which has no ratio."""
+    which has no ratio and no bonus for entropy."""
     if imitate:
         logratio = torch.zeros_like(seen.log_prob)
         pg_loss = -masked_mean(seen.log_prob, mb.choice)
@@ -286,7 +286,7 @@ def minibatch_loss(
             **_by_head("head_entropy", seen.head_entropies, mb.choice),
             **_by_head("head_kl", head_kl, mb.choice),
         }
-    loss = pg_loss - entropy_coef * entropy
+    loss = pg_loss if imitate else pg_loss - entropy_coef * entropy
     return (loss if config.critic_steps else loss + config.value_coef * v_loss), measured
 
 
@@ -350,7 +350,13 @@ def optimize(
         mb = batch.rows(rows)
         with torch.set_grad_enabled(i < len(order)):
             seen = policy.evaluate(
-                mb.obs, mb.hidden, mb.masks, mb.actions, reset=mb.reset, epsilon=mb.epsilon
+                mb.obs,
+                mb.hidden,
+                mb.masks,
+                mb.actions,
+                reset=mb.reset,
+                epsilon=mb.epsilon,
+                entropy_gradient=entropy_coef > 0 and not imitate,
             )
             loss, measured = minibatch_loss(
                 seen,
