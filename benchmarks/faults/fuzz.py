@@ -87,7 +87,7 @@ WORK = ("train", "prove", "grow")
 SAYS_WHAT = re.compile(
     r"allowed|must|needs?\b|expected|did you mean|at most|at least|--help|choose|or more|usage|too long|"
     r"too large|invalid|required|exceeds|is not|no such|cannot|not installed|lists|not valid|twice|empty|"
-    r"name one|name each|holds no",
+    r"name one|name each|set both|holds no",
     re.IGNORECASE,
 )
 """One of these is in every message: what is allowed, or what makes the value impossible."""
@@ -149,6 +149,9 @@ def config(case: Case) -> Seen:
         return {"what": repr(chosen)[:200], "saw": "accepted"}
     message = check_refused(ended)
     names = [path.split(".")[-1].strip() for path in chosen] + [file.name]
+    names += [
+        str(item) for value in chosen.values() for item in (value if isinstance(value, list) else [value])
+    ]
     require(any(name in message for name in names), f"{text[:300]!r}: names no setting: {message[-300:]}")
     require(SAYS_WHAT.search(message), f"{text[:300]!r}: does not say what is allowed: {message[-300:]}")
     return {"what": repr(chosen)[:200], "saw": reason(message)}
@@ -219,7 +222,9 @@ def _names(message: str, words: Sequence[str]) -> bool:
     """Whether a message shows one of the words that follow the command, or the name of a flag in them."""
     plain = re.sub(r"[^\w.]", "", message.lower())
     parts = [re.sub(r"[^\w.]", "", word.lower())[:12] for word in words]
-    shown = any(part in plain for part in parts if part) or any(word in message for word in words if word)
+    shown = any(part in plain for part in parts if part) or any(
+        form in message for word in words for form in (word, repr(word)[1:-1]) if word
+    )
     return shown or not any(parts[1:]) or (words[0] == "ui" and "runs" in message)  # by default
 
 

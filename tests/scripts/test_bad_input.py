@@ -413,7 +413,14 @@ OTHERS: dict[str, tuple[list[str], str]] = {
     "escape as command": (["\x1b[2J"], "\\x1b"),
     **{
         f"escape for {words[0]}": ([*words, "\x1b[2J"], "\\x1b[2J")
-        for words in (["report", "RUN"], ["sync", "RUN"], ["data", "list"], ["baseline", "check"], ["ui"])
+        for words in (
+            ["report", "RUN"],
+            ["sync", "RUN"],
+            ["data", "list"],
+            ["baseline", "check"],
+            ["ui"],
+            ["demo"],
+        )
     },
     "data get": (["data", "get", "nope"], "nope"),
     "data root file": (["data", "list", "--root", "file"], "not a directory"),
