@@ -87,7 +87,7 @@ WORK = ("train", "prove", "grow")
 SAYS_WHAT = re.compile(
     r"allowed|must|needs?\b|expected|did you mean|at most|at least|--help|choose|or more|usage|too long|"
     r"too large|invalid|required|exceeds|is not|no such|cannot|not installed|lists|not valid|twice|empty|"
-    r"name one|name each|set both|holds no",
+    r"name one|name each|set both|for example|holds no",
     re.IGNORECASE,
 )
 """One of these is in every message: what is allowed, or what makes the value impossible."""

@@ -40,9 +40,7 @@ def preload() -> None:
     """Import what the commands import when they are used, so that children need not."""
     names = [module for module, _ in COMMANDS.values()]
     names += ["esper.simic.training.vectorized", "esper.karn.web.feed", "torch.export", "typeguard"]
-    names += [
-        f"tensorboard.{name}" for name in ("summary.writer.event_file_writer", "compat.proto.event_pb2")
-    ]
+    names += [f"tensorboard.{name}" for name in ("summary.writer.record_writer", "compat.proto.event_pb2")]
     for name in names:
         with suppress(ImportError):  # an extra that is not installed
             import_module(name)
