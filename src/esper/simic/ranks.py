@@ -162,7 +162,7 @@ class Joined(Ranks):
     def __init__(self, place: Place) -> None:
         self.rank, self.size = place.rank, place.size
         self.limit = time_limit()
-        self.failed = False
+        self.failed = self._store_is_gone = False
         self.traffic: Counter[str] = Counter()
         """Bytes that this rank has sent so far, by purpose."""
         where = f"{place.address}:{place.port}"
@@ -315,9 +315,12 @@ class Joined(Ranks):
             self._store.set(key, text or "no message")
 
     def _has(self, key: str) -> bool:
+        if self._store_is_gone:  # torch prints a stack of C++ frames each time that it is asked
+            return False
         try:
             return bool(self._store.check([key]))
         except (RuntimeError, dist.DistError):
+            self._store_is_gone = True
             return False
 
     def _told(self, key: str) -> str:
