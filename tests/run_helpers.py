@@ -6,14 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.faults.same import (
+    assert_same_run,
+    assert_same_weights,
+    last_checkpoint,
+    rows,
+    story,
+)
 
-from esper._archive import read_archive
 from esper.leyline import ActionMasks, PolicyObservation, head_sizes
-from esper.nissa import RunDirectory
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent.ppo import PPOAgent
 from esper.tamiyo.policy import action_uniforms
 
+__all__ = [
+    "SMALL",
+    "assert_same_run",
+    "assert_same_weights",
+    "last_checkpoint",
+    "play_rollout",
+    "rows",
+    "story",
+    "train",
+]
 SMALL: dict[str, Any] = {
     "task": "digits_impaired",
     "rounds": 2,
@@ -26,51 +41,12 @@ SMALL: dict[str, Any] = {
     "hidden": 16,
     "checkpoint_every": 1,
 }
-WALL_CLOCK = {"t_wall", "seconds", "batches_per_second", "samples_per_second"}
 
 
 def train(directory: Path | None = None, **changes: Any):
     """(agent, history) of a small run, recorded in `directory` if there is one."""
     fields = {**SMALL, **changes}
     return train_ppo_vectorized(**fields, telemetry_dir=None if directory is None else str(directory))
-
-
-def timeless(value: Any) -> Any:
-    """An event without its wall-clock fields; NaN as a word, because it equals nothing."""
-    if isinstance(value, dict):
-        return {
-            k: timeless(v) for k, v in value.items() if k not in WALL_CLOCK and not k.endswith("_seconds")
-        }
-    return "NaN" if isinstance(value, float) and value != value else value
-
-
-def story(directory: Path) -> list[dict[str, Any]]:
-    return [timeless(event) for event in RunDirectory.open(directory).events()]
-
-
-def rows(directory: Path, table: str) -> list[dict[str, Any]]:
-    return [timeless(row) for row in RunDirectory.open(directory).table(table).to_pylist()]
-
-
-def last_checkpoint(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    return read_archive(sorted((directory / "checkpoints").glob("round-*"))[-1], kind="run")
-
-
-def assert_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    different = [name for name in one if not torch.equal(one[name], other[name])]
-    assert not different
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Weights, history, events and tables, all but the wall clock."""
-    (tensors, meta), (other_tensors, other_meta) = last_checkpoint(one), last_checkpoint(other)
-    assert_same_weights(tensors, other_tensors)
-    for part in ("progress", "normalizer", "seq"):
-        assert meta[part] == other_meta[part], part
-    assert story(one) == story(other)
-    for table in ("steps", "rewards", "throughput"):
-        assert rows(one, table) == rows(other, table), table
 
 
 def play_rollout(agent: PPOAgent) -> None:

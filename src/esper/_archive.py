@@ -19,6 +19,9 @@ from torch import Tensor
 from esper._files import decode, write_atomic
 from esper.leyline import StructureError
 
+HEADER = ""
+"""Among the digests of an archive: that of the header's other fields. No tensor has an empty name."""
+
 
 def require_equal(origin: object, name: str, stored: object, ours: object) -> None:
     if stored != ours:
@@ -54,10 +57,9 @@ def write_archive(
     """Write one safetensors file with JSON in its header, completely or not at all."""
     path = Path(path)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    meta = {**meta, "digests": {name: _digest(t) for name, t in tensors.items()}}
-    data = safetensors.torch.save(
-        tensors, metadata={"esper": orjson.dumps(meta, option=orjson.OPT_SORT_KEYS).decode()}
-    )
+    digests = {name: _digest(t) for name, t in tensors.items()} | {HEADER: _header_digest(meta)}
+    header = orjson.dumps({**meta, "digests": digests}, option=orjson.OPT_SORT_KEYS).decode()
+    data = safetensors.torch.save(tensors, metadata={"esper": header})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, data)
 
@@ -81,6 +83,9 @@ def read_archive(
         wanted = " or ".join(repr(name) for name in kinds)
         raise StructureError(f"{path}: kind is {meta.get('kind')!r} in the file and {wanted} here")
     digests = decode(dict[str, str], meta.pop("digests", {}), f"{path}, field digests")
+    # Older files have no digest of the header.
+    if HEADER in digests and digests.pop(HEADER) != _header_digest(meta):
+        raise StructureError(f"{path}: the header is damaged (its digest does not match)")
     for name in sorted(tensors.keys() | digests.keys()):
         if name not in tensors or _digest(tensors[name]) != digests.get(name):
             raise StructureError(f"{path}: tensor {name!r} is missing or damaged (its digest does not match)")
@@ -89,3 +94,7 @@ def read_archive(
 
 def _digest(tensor: Tensor) -> str:
     return blake2b(tensor.reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _header_digest(meta: Mapping[str, Any]) -> str:
+    return blake2b(orjson.dumps(meta, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()

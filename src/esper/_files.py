@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from hashlib import blake2b
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,6 +21,9 @@ from esper.leyline.errors import StructureError, allowed
 
 PARTIAL = ".partial"
 """Suffix of a file while it is being written; a killed process may leave one behind."""
+
+NEXT = ".next"
+"""Suffix of a file that is complete, and takes its place once the file that names it is written."""
 
 MAX_DEPTH = 100
 """Deepest nesting that `decode` accepts; recursive readers of decoded data stay far below Python's limit."""
@@ -52,6 +56,33 @@ def replace_file(path: Path, data: Any) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_pair(weights: Path, blob: bytes, structure: Path, content: bytes) -> None:
+    """Write two files of which the second names the digest of the first. A process that is killed at any
+    moment leaves the old pair or the new one, and `read_named` finds the weights that belong to the
+    structure."""
+    successor = weights.with_name(f"{weights.name}{NEXT}")
+    write_atomic(successor, blob)
+    write_atomic(structure, content)
+    successor.replace(weights)
+    sync_directory(weights.parent)
+
+
+def read_named(weights: Path, digest: str) -> bytes:
+    """The weights with this digest: those in place, or those that were to take their place. If none has it,
+    the ones in place."""
+    successor = weights.with_name(f"{weights.name}{NEXT}")
+    if successor.is_file():
+        blob = successor.read_bytes()
+        if digest_of(blob) == digest:
+            return blob
+    return weights.read_bytes()
+
+
+def digest_of(blob: bytes) -> str:
+    """How a structure names its weights."""
+    return blake2b(blob, digest_size=16).hexdigest()
 
 
 def sync_directory(path: Path) -> None:

@@ -96,6 +96,19 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None
         recorded(tmp_path / "a")
 
 
+@pytest.mark.parametrize("killed", ["before its first epoch", "while it was created"])
+def test_a_run_that_was_killed_before_it_recorded_an_epoch_is_begun_anew(killed: str, tmp_path: Path) -> None:
+    attach(make(lambda: SmallCNN(4)), record=tmp_path / "a")._recorder._stack.close()  # as its end does
+    if killed == "while it was created":
+        (tmp_path / "a" / "run.json").unlink()
+        (tmp_path / "a" / "events.jsonl").write_bytes(b"")
+    grower, _ = recorded(tmp_path / "a", stop=2)
+    grower.close()
+    views = open_run(tmp_path / "a")
+    assert [row["epoch"] for row in views.rows("SELECT epoch FROM steps ORDER BY epoch")] == [1, 2]
+    assert len(views.rows("SELECT seq FROM starts")) == 1
+
+
 def test_recording_changes_no_weight(tmp_path: Path) -> None:
     def run(path: Path | None) -> dict[str, torch.Tensor]:
         model = make(lambda: SmallCNN(4))

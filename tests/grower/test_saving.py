@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.faults import own_loop
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -23,7 +25,7 @@ from esper.leyline import EsperError, StructureError
 from grower_helpers import SmallCNN, TiedLM, accuracy, attach, digits, make, same, train_epoch
 
 X = digits()[0][:8]
-SCRIPT = Path(__file__).with_name("resumable.py")
+SCRIPT = Path(own_loop.__file__)
 
 
 def grown(epochs: int = 2) -> Grower:
@@ -148,6 +150,27 @@ def test_a_state_of_other_slots_is_refused() -> None:
         other.load_state_dict({"version": 1})
 
 
+def test_a_save_that_was_cut_off_leaves_the_old_model_or_the_new_one(tmp_path: Path) -> None:
+    """A process may be killed before the structure of the new model is written, or before its weights are in
+    place."""
+    old, new = grown(1), grown(3)
+    for name, grower in (("here", old), ("old", old), ("new", new)):
+        grower.save(tmp_path / name)
+    assert not same(old.model.state_dict(), new.model.state_dict())
+    for file, into, left in (
+        ("weights.safetensors", "weights.safetensors.next", old),
+        ("structure.json", "structure.json", new),
+    ):
+        shutil.copy(tmp_path / "new" / file, tmp_path / "here" / into)
+        model = make(seed=5)
+        esper.load(model, tmp_path / "here")
+        assert same(model.state_dict(), left.model.state_dict())
+    old.save(tmp_path / "here")
+    esper.load(model := make(seed=5), tmp_path / "here")
+    assert same(model.state_dict(), old.model.state_dict())
+    assert sorted(p.name for p in (tmp_path / "here").iterdir()) == ["structure.json", "weights.safetensors"]
+
+
 # -- exact resume --------------------------------------------------------------------------------------------
 
 
@@ -167,16 +190,11 @@ def final(directory: Path) -> dict[str, Any]:
 def test_stopped_and_resumed_equals_never_stopped(
     tmp_path: Path, policy: str, stops: tuple[int, ...]
 ) -> None:
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        from resumable import loop
-    finally:
-        sys.path.pop(0)
-    whole = loop(tmp_path / "whole", policy=policy)
+    whole = own_loop.loop(tmp_path / "whole", policy=policy)
     for stop in stops:
-        loop(tmp_path / str(stop), policy=policy, stop=stop)
+        own_loop.loop(tmp_path / str(stop), policy=policy, stop=stop)
         torch.manual_seed(99)
-        assert same(loop(tmp_path / str(stop), policy=policy), whole)
+        assert same(own_loop.loop(tmp_path / str(stop), policy=policy), whole)
     assert whole["grower"]["structure"]["seeds"]
 
 

@@ -87,6 +87,18 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path) -> None:
     assert_same_run(tmp_path / "straight", tmp_path / "killed")
 
 
+@pytest.mark.parametrize("files", [None, (), ("events.jsonl",)])
+def test_a_run_killed_while_its_directory_was_made_starts_when_it_is_told_to_go_on(files, tmp_path) -> None:
+    if files is not None:
+        (tmp_path / "killed").mkdir()
+    for name in files or ():
+        (tmp_path / "killed" / name).touch()
+    changes = {"rounds": 1, "episode_length": 4}
+    train(tmp_path / "killed", **changes, resume="auto")
+    train(tmp_path / "straight", **changes)
+    assert_same_run(tmp_path / "straight", tmp_path / "killed")
+
+
 def test_a_run_killed_before_it_announced_its_checkpoint_does_so_when_it_goes_on(tmp_path) -> None:
     changes = {"rounds": 2, "episode_length": 4}
     for name in ("killed", "straight"):

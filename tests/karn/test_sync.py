@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -81,3 +83,17 @@ def test_a_place_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("")
     assert main(["sync", str(run_path), "--to", "tensorboard", "--out", str(tmp_path / "file")]) == 2
     assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_message(run_path: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "esper.scripts.cli", "sync", str(run_path), "--to", "tensorboard"]
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path / "board")],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: sync: cannot write to {tmp_path / 'board'}: File too large")
+    assert "Traceback" not in done.stderr

@@ -210,6 +210,13 @@ class TestRestart:
         (run.path / ".config.json.1.partial").touch()
         assert RunDirectory.restart(run.path, config={"rounds": 3}).config == {"rounds": 3}
 
+    def test_a_creation_that_was_killed_at_its_start_is_taken_over(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "log only").mkdir()
+        (tmp_path / "log only" / "events.jsonl").touch()
+        for name in ("empty", "log only"):
+            assert list(RunDirectory.restart(tmp_path / name, config={}).events()) == []
+
     @pytest.mark.parametrize("name", ["events.jsonl", "notes.txt"])
     def test_a_directory_of_something_else_is_left_as_it_is(self, run: RunDirectory, name: str) -> None:
         (run.path / "run.json").unlink()

@@ -224,6 +224,27 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
         ParquetOutput(tmp_path / "missing")
 
 
+def test_flipped_bits_are_found_by_the_checksums_of_pages(tmp_path: Path) -> None:
+    """All but a few: names of columns and headers of pages have none."""
+    output = ParquetOutput(tmp_path)
+    for number in range(20):
+        output.emit(number, action())
+    output.emit(20, end())
+    path = tmp_path / "steps-00000.parquet"
+    whole, rows = path.read_bytes(), read_table(tmp_path, "steps").to_pydict()
+    refused: list[str] = []
+    places, changed = range(0, len(whole), 29), 0
+    for at in places:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        try:
+            changed += repr(read_table(tmp_path, "steps").to_pydict()) != repr(rows)
+        except TelemetryError as error:
+            refused.append(str(error))
+    assert changed <= 0.03 * len(places)
+    assert len(refused) >= 0.3 * len(places)
+    assert all("steps-00000.parquet" in message for message in refused)
+
+
 def test_what_a_killed_writer_left_half_done_is_removed(tmp_path: Path) -> None:
     half = tmp_path / ".steps-00000.parquet.partial"
     half.write_bytes(b"PAR1")

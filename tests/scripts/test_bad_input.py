@@ -411,6 +411,17 @@ OTHERS: dict[str, tuple[list[str], str]] = {
     "no command": ([], ""),
     "unknown command": (["trian"], "did you mean train?"),
     "escape as command": (["\x1b[2J"], "\\x1b"),
+    **{
+        f"escape for {words[0]}": ([*words, "\x1b[2J"], "\\x1b[2J")
+        for words in (
+            ["report", "RUN"],
+            ["sync", "RUN"],
+            ["data", "list"],
+            ["baseline", "check"],
+            ["ui"],
+            ["demo"],
+        )
+    },
     "data get": (["data", "get", "nope"], "nope"),
     "data root file": (["data", "list", "--root", "file"], "not a directory"),
     "data root long": (["data", "get", "cifar10", "--root", "x" * 300], "too long"),

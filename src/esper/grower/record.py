@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ LEVEL = TelemetryLevel.NORMAL
 
 class Recorder:
     """Writes the events of one run. A directory that holds a run is continued by `resume`, from the epoch at
-    which the state was taken."""
+    which the state was taken. A run of which no epoch is recorded, because its process was killed before, is
+    begun anew."""
 
     def __init__(
         self,
@@ -62,9 +64,11 @@ class Recorder:
         self._hub, self._stack = TelemetryHub(level=LEVEL), ExitStack()
         self._began = time.perf_counter()
         self._is_open = self._is_closed = False
-        if not (self._path / "run.json").exists():
-            self._open(RunDirectory.create(self._path, config=self._config))
-            self._announce()
+        if _holds_an_epoch(self._path):
+            return
+        begin = RunDirectory.restart if _was_begun(self._path) else RunDirectory.create
+        self._open(begin(self._path, config=self._config))
+        self._announce()
 
     def _open(self, run: RunDirectory) -> None:
         self._stack.enter_context(self._hub.attached(*run.outputs()))
@@ -218,3 +222,16 @@ class Recorder:
             env_steps=grower.epoch,
             seconds=time.perf_counter() - self._began,
         )
+
+
+def _holds_an_epoch(path: Path) -> bool:
+    """Whether the directory holds a run that lasted longer than its announcement."""
+    if not (path / "run.json").exists():
+        return False
+    events = islice(RunDirectory.open(path).events(), 2)
+    return len(list(events)) > 1 or any((path / "tables").glob("*.parquet"))
+
+
+def _was_begun(path: Path) -> bool:
+    """Whether a process has created a run there, or was about to."""
+    return (path / "run.json").exists() or (path / "events.jsonl").exists()

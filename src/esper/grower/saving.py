@@ -5,9 +5,8 @@ is executed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,7 +18,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from esper._archive import check_tensors
-from esper._files import check_version, decode, write_atomic
+from esper._files import check_version, decode, digest_of, read_named, replace_pair
 from esper.grower.body import Body
 from esper.grower.places import ESPER, Place
 from esper.leyline import StructureError, format_slot_id
@@ -55,16 +54,12 @@ def save_grown(path: str | Path, model: nn.Module, body: Body, history: Sequence
         "version": VERSION,
         **body.structure(),
         "history": list(history),
-        "weights": _digest(blob),
+        "weights": digest_of(blob),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        # Weights first: a structure always names weights that are there.
-        write_atomic(directory / WEIGHTS, blob)
-        write_atomic(
-            directory / STRUCTURE,
-            orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
-        )
+        text = orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        replace_pair(directory / WEIGHTS, blob, directory / STRUCTURE, text)
     except OSError as error:
         raise StructureError(f"cannot write the grown model to {directory}: {error.strerror}") from error
 
@@ -81,7 +76,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 def read_grown(path: str | Path) -> tuple[GrownFile, dict[str, Tensor]]:
     """Structure and weights of a directory, checked against each other."""
     directory = Path(path)
-    structure, blob = _read(directory / STRUCTURE), _read(directory / WEIGHTS)
+    structure = _read(directory / STRUCTURE, Path.read_bytes)
     data = decode(dict[str, Any], structure, directory / STRUCTURE)
     if data.get("kind") != KIND:
         raise StructureError(
@@ -90,7 +85,8 @@ def read_grown(path: str | Path) -> tuple[GrownFile, dict[str, Tensor]]:
         )
     check_version(data, VERSION, directory / STRUCTURE)
     content = decode(GrownFile, data, directory / STRUCTURE, complete=True)
-    if _digest(blob) != content.weights:
+    blob = _read(directory / WEIGHTS, lambda path: read_named(path, content.weights))
+    if digest_of(blob) != content.weights:
         raise StructureError(f"{directory / WEIGHTS} is damaged or belongs to another structure")
     try:
         tensors = load_safetensors(blob)
@@ -123,12 +119,8 @@ def as_result(kind: type[R], entry: object) -> R:
     return decode(kind, entry, "grower state: history")
 
 
-def _digest(blob: bytes) -> str:
-    return blake2b(blob, digest_size=16).hexdigest()
-
-
-def _read(path: Path) -> bytes:
+def _read(path: Path, read: Callable[[Path], bytes]) -> bytes:
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError as error:
         raise StructureError(f"cannot read {path}: {error.strerror}") from error

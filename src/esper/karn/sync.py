@@ -5,6 +5,9 @@ Steps count rounds and episodes from 1, as the other readers show them."""
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -83,23 +86,25 @@ def _points(
 
 
 def _tensorboard(_views: Views, out: Path, series: Iterable[Point]) -> None:
-    writer = _load("tensorboard.summary.writer.event_file_writer")
+    # Not tensorboard's EventFileWriter: its thread prints a traceback if the disk is full.
+    records = _load("tensorboard.summary.writer.record_writer")
     event = import_module("tensorboard.compat.proto.event_pb2")
     summary = import_module("tensorboard.compat.proto.summary_pb2")
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob(f"*{SUFFIX}"):
         old.unlink()
-    file = writer.EventFileWriter(str(out), filename_suffix=SUFFIX)
-    try:
+    now = time.time()
+    with (out / f"events.out.tfevents.{now:.0f}.{platform.node()}.{os.getpid()}{SUFFIX}").open("wb") as file:
+        writer = records.RecordWriter(file)
+        writer.write(event.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         for point in series:
             values = [
                 summary.Summary.Value(tag=name, simple_value=value) for name, value in point.values.items()
             ]
-            file.add_event(
-                event.Event(wall_time=point.time, step=point.step, summary=summary.Summary(value=values))
+            content = summary.Summary(value=values)
+            writer.write(
+                event.Event(wall_time=point.time, step=point.step, summary=content).SerializeToString()
             )
-    finally:
-        file.close()
 
 
 def _wandb(views: Views, out: Path, series: Iterable[Point]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from esper._archive import check_tensors
-from esper._files import check_version, decode, write_atomic
+from esper._files import check_version, decode, digest_of, read_named, replace_pair
 from esper.kasmina.hosts import build_host
 from esper.kasmina.layers import PopulationLayer
 from esper.kasmina.model import MorphogeneticModel
@@ -144,13 +143,12 @@ def save_network(
         "incubation": model.incubation.name.lower(),
         "rows": rows,
         "optimizer": None if optimizer is None else msgspec.to_builtins(optimizer.config),
-        "weights": blake2b(blob, digest_size=16).hexdigest(),
+        "weights": digest_of(blob),
     }
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Weights first: a structure file always names weights that are there.
-        write_atomic(path / WEIGHTS, blob)
-        write_atomic(path / STRUCTURE, orjson.dumps(structure, option=orjson.OPT_INDENT_2))
+        text = orjson.dumps(structure, option=orjson.OPT_INDENT_2)
+        replace_pair(path / WEIGHTS, blob, path / STRUCTURE, text)
     except OSError as error:
         raise StructureError(f"cannot write the network to {path}: {error.strerror}") from error
 
@@ -253,10 +251,10 @@ def _upgrade(content: dict[str, Any]) -> None:
 
 def _read_weights(path: Path, digest: str) -> dict[str, Tensor]:
     try:
-        blob = path.read_bytes()
+        blob = read_named(path, digest)
     except OSError as error:
         raise StructureError(f"cannot read {path}: {error.strerror}") from error
-    actual = blake2b(blob, digest_size=16).hexdigest()
+    actual = digest_of(blob)
     if actual != digest:
         raise StructureError(
             f"{path} is damaged or belongs to another structure: digest {actual}, wanted {digest}"

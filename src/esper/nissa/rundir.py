@@ -198,11 +198,12 @@ def _refuse_if_in_use(path: Path) -> None:
 
 
 def _check_unfinished_creation(path: Path) -> None:
-    """A process that was killed in `create` leaves an empty log and empty directories, without run.json."""
+    """A process that was killed in `create` leaves an empty directory, or an empty log and perhaps empty
+    directories, without run.json."""
     parts = [p for p in path.iterdir() if not p.name.endswith(PARTIAL)]
     known = all(p.name in ("events.jsonl", "config.json", "tables", "checkpoints") for p in parts)
     log = path / "events.jsonl"
-    if not known or not log.is_file() or log.stat().st_size > 0:
+    if not known or (parts and not log.is_file()) or (log.exists() and log.stat().st_size > 0):
         raise TelemetryError(f"{path} is not a run directory: it has no run.json, so it is left as it is")
 
 

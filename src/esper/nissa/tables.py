@@ -165,7 +165,7 @@ def _files(directory: Path, table: str) -> list[Path]:
 def read_file(path: Path, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A file of the table `name`, or some of its columns and `seq`, checked against the registry's types."""
     wanted = None if columns is None else ["seq", *columns]
-    table = _open(path, lambda path: pq.ParquetFile(path).read(wanted))
+    table = _open(path, lambda path: pq.ParquetFile(path, page_checksum_verification=True).read(wanted))
     if "seq" not in table.column_names:
         raise TelemetryError(f"{path}: has no column seq, so it is not a table of a run")
     for column in SCHEMAS[name]:
@@ -189,7 +189,7 @@ def _open(path: Path, read: Callable[[Path], Any]) -> Any:
 
 def _write(path: Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     replace_file(path, sink.getvalue())
 
 

@@ -22,6 +22,7 @@ import esper
 from esper._files import write_atomic
 from esper.leyline.errors import EsperError
 from esper.scripts.cli import DONE, FAILED, fail, import_modules
+from esper.scripts.karn import without_escapes
 
 RUNS: Mapping[str, dict[str, Any]] = {
     "digits_baseline": {"task": "digits_baseline", "rounds": 2, "envs": 2, "episode_length": 5},
@@ -253,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             {"capture": capture, "check": check},
             prog="esper baseline",
             description="Capture the results of short runs, and check later that they are still the same.",
-            args=import_modules(sys.argv[1:] if arguments is None else arguments),
+            args=import_modules(without_escapes(arguments)),
         )
     except EsperError as error:
         return fail(error)

@@ -18,7 +18,7 @@ from esper._text import printable
 from esper.leyline.errors import EsperError
 from esper.runtime.data.sources import RECIPES, cache_file, data_root, get_dataset
 from esper.scripts.cli import DONE, FAILED, fail, import_modules
-from esper.scripts.karn import optional
+from esper.scripts.karn import optional, without_escapes
 
 Root = Annotated[Path | None, optional("DIR", "$ESPER_DATA, or else ~/.cache/esper")]
 
@@ -95,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         code = tyro.extras.subcommand_cli_from_dict(
             {"get": get, "list": show},
-            args=import_modules(sys.argv[1:] if args is None else args),
+            args=import_modules(without_escapes(args)),
             prog="esper data",
             description="List the datasets, and download those that are not part of the package.",
             config=[tyro.conf.DisallowNone],

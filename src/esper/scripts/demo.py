@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from esper.leyline import EsperError
 from esper.scripts import prove, train
+from esper.scripts.cli import fail
+from esper.scripts.karn import without_escapes
 
 PRESET, TASK, NETWORKS, PROBE_NETWORKS = "quickstart", "digits_shift", 24, 128
 PROCESSES = min(2, os.cpu_count() or 1)
@@ -27,7 +30,11 @@ def fresh_directory() -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    argparse.ArgumentParser(prog="esper demo", description=DESCRIPTION).parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="esper demo", description=DESCRIPTION)
+    try:
+        parser.parse_args(without_escapes(arguments))
+    except EsperError as error:
+        return fail(error)
     start, run = time.perf_counter(), fresh_directory()
     print(f"1. train a policy on {TASK} (preset {PRESET}), recorded in {run}", flush=True)
     processes = ["--processes", str(PROCESSES)]

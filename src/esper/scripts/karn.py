@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from esper._text import printable
+from esper._text import printable, shorten
 from esper.leyline import EsperError
 
 BAD_INPUT = 2
+_ESCAPES = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""Control characters but NUL, which no argument can hold, and those of plain text: tab and ends of lines."""
 RunPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 """A run directory, the name of a run under `runs/`, or "latest"."""
 
@@ -32,6 +34,16 @@ def joined(docstring: str | None) -> str:
     return re.sub(r"\n {8,}", " ", inspect.cleandoc(docstring or ""))
 
 
+def without_escapes(arguments: Sequence[str] | None) -> list[str]:
+    """The arguments, by default those of this process. What a terminal would act on is refused here, because
+    tyro shows an unknown argument as it is."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for word in given:
+        if _ESCAPES.search(word):
+            raise EsperError(f"argument {shorten(word)} holds control characters; allowed: printable text")
+    return given
+
+
 def reader(command: Callable[..., None]) -> Callable[..., int]:
     """The `main` of a command: parses the arguments, and turns bad input into a message and an exit code."""
     command.__doc__ = joined(command.__doc__)
@@ -39,7 +51,10 @@ def reader(command: Callable[..., None]) -> Callable[..., int]:
     def main(arguments: Sequence[str] | None = None) -> int:
         try:
             tyro.cli(
-                command, args=arguments, prog=f"esper {command.__name__}", config=[tyro.conf.DisallowNone]
+                command,
+                args=without_escapes(arguments),
+                prog=f"esper {command.__name__}",
+                config=[tyro.conf.DisallowNone],
             )
         except BrokenPipeError:  # whoever reads our output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

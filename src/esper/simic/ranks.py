@@ -12,7 +12,6 @@ limit."""
 from __future__ import annotations
 
 import os
-import pickle
 import platform
 import time
 from collections import Counter
@@ -32,6 +31,7 @@ from torch import Tensor
 
 import esper
 from esper.leyline import EsperError, blueprint_ids
+from esper.simic import wire
 
 T = TypeVar("T")
 TIME_LIMIT = "ESPER_RANK_TIMEOUT"
@@ -162,7 +162,7 @@ class Joined(Ranks):
     def __init__(self, place: Place) -> None:
         self.rank, self.size = place.rank, place.size
         self.limit = time_limit()
-        self.failed = False
+        self.failed = self._store_is_gone = False
         self.traffic: Counter[str] = Counter()
         """Bytes that this rank has sent so far, by purpose."""
         where = f"{place.address}:{place.port}"
@@ -315,9 +315,12 @@ class Joined(Ranks):
             self._store.set(key, text or "no message")
 
     def _has(self, key: str) -> bool:
+        if self._store_is_gone:  # torch prints a stack of C++ frames each time that it is asked
+            return False
         try:
             return bool(self._store.check([key]))
         except (RuntimeError, dist.DistError):
+            self._store_is_gone = True
             return False
 
     def _told(self, key: str) -> str:
@@ -325,12 +328,11 @@ class Joined(Ranks):
 
 
 def _dumped(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(wire.dumps(value)), dtype=torch.uint8)
 
 
 def _loaded(part: Tensor, size: int) -> Any:
-    # Pickle is safe here: every rank runs the same program for the same user.
-    return pickle.loads(part[:size].numpy().data)
+    return wire.loads(part[:size].numpy().data)
 
 
 def _padded(part: Tensor, size: int) -> Tensor:
@@ -396,7 +398,7 @@ def software() -> dict[str, object]:
         "Esper": release,
         "source of Esper": _source_digest(),
         "Python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # plain text, which can travel
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads of torch": torch.get_num_threads(),
         "blueprints": list(blueprint_ids()),

@@ -140,6 +140,8 @@ def test_truncated_and_altered_cache(tmp_path: Path) -> None:
         (whole[:-10], DataError, "truncated or damaged"),
         (whole[:5], DataError, "truncated or damaged"),
         (whole[:-1] + bytes([whole[-1] ^ 1]), ChecksumError, "does not match its own checksum"),
+        (whole.replace(b"num_classes", b"num_clasres", 1), ChecksumError, "does not match its own checksum"),
+        (whole.replace(b'\\"vocab\\"', b'\\"vocab\\#', 1), DataError, "truncated or damaged"),
     ]:
         file.write_bytes(content)
         with pytest.raises(kind, match=message + ".*; to make it again, run `esper data get tinystories"):

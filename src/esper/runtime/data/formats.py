@@ -139,7 +139,7 @@ def read_members(archive: Path, names: Sequence[str]) -> list[bytes]:
             for member in tar:
                 if member.name in names and (file := tar.extractfile(member)):
                     contents[member.name] = file.read()
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, KeyError) as error:  # KeyError: a link to nowhere
         raise DataError(f"{archive} cannot be read as a tar archive: {error}") from error
     if missing := [name for name in names if name not in contents]:
         raise DataError(f"{archive} lacks {', '.join(missing)}")

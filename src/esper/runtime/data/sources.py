@@ -136,15 +136,23 @@ def load_cached(name: str, root: Path) -> tuple[Arrays, Facts]:
         with safe_open(path, framework="numpy") as file:
             facts = json.loads((file.metadata() or {}).get("facts", "{}"))
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is truncated or damaged ({error}); to make it again, {again}") from error
-    if facts.get("sha256") != _digest(arrays):
+    if not isinstance(facts, dict) or not _is_intact(arrays, facts):
         raise ChecksumError(f"{path} does not match its own checksum; to make it again, {again}")
     return arrays, facts
 
 
-def _digest(arrays: Arrays) -> str:
-    digest = hashlib.sha256()
+def _is_intact(arrays: Arrays, facts: Facts) -> bool:
+    if "sha256" in facts:  # an older file, whose digest is that of the arrays alone
+        return bool(facts["sha256"] == _digest(arrays, {}))
+    others = {name: value for name, value in facts.items() if name != "checksum"}
+    return facts.get("checksum") == _digest(arrays, others)
+
+
+def _digest(arrays: Arrays, facts: Facts) -> str:
+    """sha256 of names, types, shapes and values, and of what is known about them."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode() if facts else b"")
     for key in sorted(arrays):
         digest.update(f"{key} {arrays[key].dtype} {arrays[key].shape}\n".encode())
         digest.update(arrays[key].data)
@@ -168,7 +176,8 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
     report(f"reading {raw.name}", None)
     arrays, facts = RECIPES[name].read(raw, report)
     arrays = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
-    facts = {"name": name, "from": raw.name, "sha256": _digest(arrays), **facts}
+    facts = {"name": name, "from": raw.name, **facts}
+    facts["checksum"] = _digest(arrays, facts)
     size = f"{sum(array.nbytes for array in arrays.values()) / 1e6:.0f} MB"
     with _workspace(target.parent) as space:
         part = Path(space) / target.name
@@ -183,7 +192,7 @@ def _convert(name: str, raw: Path, target: Path, report: Report) -> Path:
                 f"cannot write {target} ({size}): {error}; "
                 f"free some space or choose another place with --root or $ESPER_DATA"
             ) from error
-    report(f"wrote {target} ({size}, sha256 {facts['sha256'][:16]}…)", None)
+    report(f"wrote {target} ({size}, sha256 {facts['checksum'][:16]}…)", None)
     return target
 
 

@@ -353,7 +353,7 @@ def _name(round_idx: int, epoch: int) -> str:
 
 def open_checkpoint(config: TrainingConfig, directory: Path | None) -> Checkpoint | None:
     """The checkpoint that `config.resume` names: a file, or with "auto" the newest intact one of the run
-    directory. None if the run there has no checkpoint yet and must start over."""
+    directory. None if there is no checkpoint yet, so that the run must start, or start over."""
     assert config.resume is not None
     if config.resume != "auto":
         return _open_file(Path(config.resume), config)
@@ -374,8 +374,6 @@ def open_checkpoint(config: TrainingConfig, directory: Path | None) -> Checkpoin
         return checkpoint
     if damaged:
         raise CheckpointError("no checkpoint is intact: " + "; ".join(damaged))
-    if not (directory / "checkpoints").is_dir():
-        raise CheckpointError(f"resume is auto, but {directory / 'checkpoints'} holds no checkpoint")
     return None
 
 
@@ -470,7 +468,9 @@ def _difference(name: str, stored: Any, ours: Any) -> tuple[str, Any, Any]:
 
 
 def start_over(config: TrainingConfig, directory: Path) -> RunDirectory:
-    """Begin the run anew in the directory of a run with the same settings that has no checkpoint yet."""
+    """Begin the run, anew if the directory holds one with the same settings that has no checkpoint yet."""
+    if not directory.exists():
+        return RunDirectory.create(directory, config=config.to_json())
     if (directory / "run.json").exists():
         stored = RunDirectory.open(directory).config
         check_same_run(directory / "config.json", stored, config, place="run's record")

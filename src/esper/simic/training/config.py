@@ -230,7 +230,10 @@ class TrainingConfig:
                 f"(values_rounds, here {self.values_rounds}) need twins, PPO does not"
             )
         if self.twins > 1 and rollout is not None:
-            yield f"twins {self.twins} with rollout_length {rollout}: twins are compared over whole episodes"
+            yield (
+                f"twins {self.twins} with rollout_length {rollout}: twins are compared over whole episodes; "
+                "allowed: twins 1, or no rollout_length"
+            )
 
     def _reward_contradictions(self) -> Iterator[str]:
         modes, mode, default_mode = self.ab_reward_modes, self.reward.mode, RewardConfig().mode

@@ -147,6 +147,8 @@ def read_file(path: Path) -> dict[str, Any]:
             values = yaml.load(text, _TextLoader)
     except RecursionError:
         raise EsperError(f"file {path}: nested too deeply; settings have at most 3 levels") from None
+    except json.JSONDecodeError as error:
+        raise EsperError(f"file {path}: not valid JSON: {error}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise EsperError(f"file {path}: {getattr(error, 'strerror', None) or error}") from None
     if not isinstance(values, dict):
