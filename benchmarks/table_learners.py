@@ -332,7 +332,7 @@ def learn_values(table: PlanTable, split: Split, *, seed: int, rounds: int, ever
         env.begin_round(round_idx)
         planner.begin(ENVS)
         for _ in range(env.steps):
-            env.act(planner.decide(*env.observe()).played)
+            env.act(planner.decide(*env.observe()))
         planner.finish(env.objectives().tolist())
         if (round_idx + 1) % every == 0 or round_idx + 1 == rounds:
             gains = learner.values.gains(sight, plans)
