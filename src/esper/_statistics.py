@@ -69,6 +69,30 @@ def estimate(
     return Estimate(float(statistic(values.reshape(1, -1))[0]), float(low), float(high))
 
 
+def nested(
+    samples: npt.NDArray[np.float64],
+    *,
+    statistic: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]] = lambda drawn: drawn.mean(
+        (1, 2)
+    ),
+) -> Estimate:
+    """A statistic of [G, N] figures, N of each of G groups, with its percentile bootstrap interval. Groups are
+    resampled, then figures within each drawn group, so both the luck of groups and that of their members
+    counts. `statistic` maps [resamples, G, N] to [resamples]."""
+    values = np.asarray(samples, dtype=np.float64)
+    if values.ndim != 2 or not values.size or not np.isfinite(values).all():
+        raise EsperError(
+            f"a nested estimate needs finite numbers, [groups, N], got shape {values.shape} with "
+            f"{np.count_nonzero(~np.isfinite(values))} that are not finite"
+        )
+    groups, members = values.shape
+    rng = np.random.default_rng(stream_seed(0, "sampling", groups, members))
+    group = rng.integers(groups, size=(RESAMPLES, groups, 1))
+    member = rng.integers(members, size=(RESAMPLES, groups, members))
+    low, high = np.quantile(statistic(values[group, member]), (0.025, 0.975))
+    return Estimate(float(statistic(values[None])[0]), float(low), float(high))
+
+
 def paired(
     one: Sequence[float] | npt.NDArray[np.float64],
     other: Sequence[float] | npt.NDArray[np.float64],

@@ -21,8 +21,8 @@ from esper.kasmina.hosts import CNNHost
 from esper.leyline import check_number
 from esper.proof.cohorts import at_equal_flops, oracle, planned_fossils, priced, widened, with_fossils
 from esper.proof.episodes import Fossil, Maker, Played, play
-from esper.proof.ladder import BudgetError, halve, hindsight, ladder, train_ladder
-from esper.proof.policies import Acting, last_slot_first, rule_makers, simple_makers
+from esper.proof.ladder import CHOOSERS, BudgetError, halve, hindsight, ladder, train_ladder
+from esper.proof.policies import Acting, Sight, last_slot_first, rule_makers, simple_makers, unchanged
 from esper.proof.search import Track
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.evaluation import HELD_OUT
@@ -124,7 +124,19 @@ def prove(
     track: Track = lambda _name, _steps: lambda _: None,
 ) -> dict[str, Any]:
     """All cohorts on the same held-out networks, as plain values for JSON."""
-    config = config or ProofConfig()
+    cohorts = play_cohorts(task, policies, config or ProofConfig(), schedules=schedules, track=track)
+    return _result(cohorts, list(policies), schedules)
+
+
+def play_cohorts(
+    task: TaskSpec,
+    policies: Mapping[str, RecurrentPolicy],
+    config: ProofConfig,
+    *,
+    schedules: Schedules | None = None,
+    track: Track = lambda _name, _steps: lambda _: None,
+) -> Cohorts:
+    """The episodes of all cohorts."""
     cohorts = Cohorts(task, config, track)
     for name, make in simple_makers(task, HELD_OUT).items():
         cohorts.add(name, make, static=name == "static")
@@ -134,25 +146,39 @@ def prove(
         _add_scheduled(cohorts, schedules)
         if task.budget == "flops":
             cohorts.add("last_slot_first", last_slot_first(task))
-            _add_ladder(cohorts)
+            add_ladder(cohorts)
     for policy in policies.values():
-        cohorts.add(LEARNED, _acting(task, policy, config))
+        cohorts.add(LEARNED, acting(task, policy, config))
     if policies and not config.brief:
         # A policy that grows with a chance of .3 in each epoch grows when sampled and never when it takes the
         # most likely action, so both are told.
         other = replace(config, sample=not config.sample)
         for policy in policies.values():
-            cohorts.add("learned_sampled" if other.sample else "learned_greedy", _acting(task, policy, other))
+            cohorts.add("learned_sampled" if other.sample else "learned_greedy", acting(task, policy, other))
         _add_equals(cohorts)
         if task.conditions is not None:
             for policy in policies.values():
-                cohorts.add("learned_shuffled", _acting(task, policy, config, shuffled=True))
-    return _result(cohorts, list(policies), schedules)
+                cohorts.add("learned_shuffled", acting(task, policy, config, shuffled=True))
+    return cohorts
 
 
-def _acting(task: TaskSpec, policy: RecurrentPolicy, config: ProofConfig, *, shuffled: bool = False) -> Maker:
+def acting(
+    task: TaskSpec,
+    policy: RecurrentPolicy,
+    config: ProofConfig,
+    *,
+    shuffled: bool = False,
+    see: Sight = unchanged,
+) -> Maker:
+    """Makes the learned policy of a cohort. `see` changes what it observes."""
     return lambda envs: Acting(
-        policy, envs, task.episode_length, root_seed=HELD_OUT, sample=config.sample, shuffled=shuffled
+        policy,
+        envs,
+        task.episode_length,
+        root_seed=HELD_OUT,
+        sample=config.sample,
+        shuffled=shuffled,
+        see=see,
     )
 
 
@@ -177,17 +203,19 @@ def _add_scheduled(cohorts: Cohorts, schedules: Schedules | None) -> None:
     cohorts.add("probe", lambda _: ProbePolicy(probe, by_pattern))
 
 
-def _add_ladder(cohorts: Cohorts) -> None:
+def add_ladder(cohorts: Cohorts) -> None:
     """Static networks at equal FLOPs: each rung of the ladder, the best one in hindsight, and what successive
-    halving finds with the FLOPs of one network and of eight. The first rung is `static`."""
-    task, first = cohorts.task, cohorts.config.first_network
-    networks, rungs = range(first, first + cohorts.config.networks), ladder(task)
-    advance = cohorts.track("ladder", len(networks) * len(rungs))
-    played = train_ladder(task, networks, root_seed=HELD_OUT, rungs=rungs, advance=advance)
+    halving finds with the FLOPs of one network and of eight. The first rung is `static`. The best rung is
+    chosen on three other networks, so a comparison of fewer than four trains the ladder on more."""
+    task, first, count = cohorts.task, cohorts.config.first_network, cohorts.config.networks
+    networks, rungs = range(first, first + count), ladder(task)
+    trained = range(first, first + max(count, 1 + CHOOSERS))
+    advance = cohorts.track("ladder", len(trained) * len(rungs))
+    played = train_ladder(task, trained, root_seed=HELD_OUT, rungs=rungs, advance=advance)
     for rung, stratum in zip(rungs[1:], played[1:], strict=True):
-        cohorts.played[f"rung {rung.name}"] = [stratum]
+        cohorts.played[f"rung {rung.name}"] = [stratum[:count]]
     chosen = hindsight(np.array([[p.outcome.objective for p in stratum] for stratum in played]))
-    best = [played[rung][network] for network, rung in enumerate(chosen)]
+    best = [played[rung][network] for network, rung in enumerate(chosen[:count])]
     cohorts.played["ladder_hindsight"] = [best]
     for name, budgets in (("halving", 1), ("halving_8x", 8)):
         advance = cohorts.track(name, len(networks))

@@ -28,6 +28,8 @@ from esper.simic.training.vector_env import VectorEnv
 Array = npt.NDArray[np.float64]
 HALVING_EPOCHS = 2
 """Epochs of the first round of successive halving. Each later round has twice as many as the one before."""
+CHOOSERS = 3
+"""Number of other networks on which the best rung of a network is chosen."""
 ROWS = 64
 """At most this many networks train as one population."""
 
@@ -271,5 +273,5 @@ def hindsight(validation: Array) -> list[int]:
     networks = validation.shape[1]
     if networks < 2:
         raise EsperError(f"{networks} network; the best rung is chosen on others, so it takes two or more")
-    others = [[(n + i) % networks for i in range(1, min(networks, 4))] for n in range(networks)]
+    others = [[(n + i) % networks for i in range(1, min(networks, 1 + CHOOSERS))] for n in range(networks)]
     return [int(validation[:, chosen].mean(1).argmax()) for chosen in others]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from esper._page import freeze
@@ -31,7 +31,8 @@ FIGURES = ("points of J", "test accuracy, %", "added parameters", "training MFLO
 # -- tables -------------------------------------------------------------------------------------------------
 
 
-def _with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
+def with_interval(estimate: Estimate | None, scale: float = 1.0) -> str:
+    """A cell of a table."""
     if estimate is None:
         return "—"
     low, high = estimate.low * scale, estimate.high * scale
@@ -48,7 +49,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
         f"{title}; interquartile means of J and accuracies, means of the rest, 95 % intervals",
         ("cohort", *(column[-1] for column in COLUMNS)),
         [
-            [name, *(_with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]
+            [name, *(with_interval(row[measure][kind], scale) for measure, kind, scale, _ in COLUMNS)]
             for name, row in result["cohorts"].items()
         ],
     )
@@ -65,9 +66,9 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
         [
             [
                 name,
-                *(_with_interval(row["J"][kind], 100) for kind in ("mean", "iqm")),
-                "; ".join(_with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
-                *(_with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm")),
+                *(with_interval(row["J"][kind], 100) for kind in ("mean", "iqm")),
+                "; ".join(with_interval(one["mean"], 100) for one in row["J"]["by_policy"]),
+                *(with_interval(row["test_accuracy"][kind]) for kind in ("mean", "iqm")),
             ]
             for name, row in result["learned_minus"].items()
         ],
@@ -79,7 +80,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
             [
                 row["slot"],
                 str(row["block"]),
-                *(_with_interval(row[part], 100) for part in ("crippled", "healthy", "difference")),
+                *(with_interval(row[part], 100) for part in ("crippled", "healthy", "difference")),
             ]
             for row in result.get("growth_by_condition", ())
         ],
@@ -89,7 +90,7 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
 # -- the page ------------------------------------------------------------------------------------------------
 
 
-def _intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> dict[str, Any]:
+def intervals(title: str, note: str, rows: Mapping[str, Estimate], scale: float) -> dict[str, Any]:
     """A chart with a dot and its interval for each name."""
     scaled = {name: [e.value * scale, e.low * scale, e.high * scale] for name, e in rows.items()}
     return {"type": "intervals", "title": title, "note": note, "rows": scaled, "marked": LEARNED}
@@ -102,12 +103,12 @@ def _figures(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             average = "Mean" if kind == "mean" else "Interquartile mean"
             estimates = {name: row[measure][kind] for name, row in result["cohorts"].items()}
             note = f"{average} over the held-out networks, 95 % interval."
-            figures.append(_intervals(head, note, estimates, scale))
+            figures.append(intervals(head, note, estimates, scale))
     for measure, _, scale, head in COLUMNS:
         if head in FIGURES[:2] and result["learned_minus"]:
             estimates = {name: row[measure]["mean"] for name, row in result["learned_minus"].items()}
             note = "Mean of the paired differences, 95 % interval."
-            figures.append(_intervals(f"learned − other, {head}", note, estimates, scale))
+            figures.append(intervals(f"learned − other, {head}", note, estimates, scale))
     germinations = Counter(
         (decision.slot, decision.epoch)
         for stratum in result["episodes"].get(LEARNED, ())
@@ -135,14 +136,20 @@ def _schedule(result: Mapping[str, Any]) -> str:
     return " + ".join(plantings) or "not to grow"
 
 
+def table_blocks(all_tables: Iterable[tuple[str, Sequence[str], list[list[str]]]]) -> list[dict[str, Any]]:
+    """Tables of title, heads and rows as blocks of a page, without the empty ones."""
+    return [
+        {"type": "table", "title": title, "rows": [dict(zip(heads, row, strict=True)) for row in rows]}
+        for title, heads, rows in all_tables
+        if rows
+    ]
+
+
 def _section(result: Mapping[str, Any]) -> dict[str, Any]:
     """One task."""
     facts = f"host of {number(result['host_params'])} parameters; fixed schedule: {_schedule(result)}"
     blocks: list[dict[str, Any]] = [{"type": "note", "text": facts}, *_figures(result)]
-    for title, heads, rows in tables(result):
-        if rows:
-            named = [dict(zip(heads, row, strict=True)) for row in rows]
-            blocks.append({"type": "table", "title": title, "rows": named})
+    blocks += table_blocks(tables(result))
     blocks += [{"type": "note", "text": f"left out {name}: {why}"} for name, why in result["absent"].items()]
     return {"id": result["task"], "title": result["task"], "blocks": blocks}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,14 @@ def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SH
     return path
 
 
+Sight = Callable[[PolicyObservation], PolicyObservation]
+"""Changes what a policy observes."""
+
+
+def unchanged(obs: PolicyObservation) -> PolicyObservation:
+    return obs
+
+
 class Acting:
     """A learned policy without exploration. It takes the most likely actions, or samples them with each
     network's own random numbers."""
@@ -56,12 +64,13 @@ class Acting:
         root_seed: int,
         sample: bool = False,
         shuffled: bool = False,
+        see: Sight = unchanged,
     ) -> None:
         """`shuffled` gives each network the observations of its neighbour throughout the episode; its masks
-        stay its own."""
+        stay its own. `see` changes the observations."""
         if shuffled and len(networks) < 2:
             raise EsperError("observations of a single network cannot be shuffled; play two or more together")
-        self.policy, self.sample, self.shuffled = policy, sample, shuffled
+        self.policy, self.sample, self.shuffled, self.see = policy, sample, shuffled, see
         self._uniforms = action_uniforms(root_seed, 0, networks, steps)
         self._epoch = 0
 
@@ -90,7 +99,7 @@ class Acting:
         observed = map_tensors(obs, lambda t: t.roll(1, 0)) if self.shuffled else obs
         self._epoch += 1
         return self.policy.act(
-            observed,
+            self.see(observed),
             hidden,
             masks,
             deterministic=deterministic or not self.sample,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial, wraps
@@ -29,34 +29,53 @@ from rich.text import Text
 
 from esper._files import write_atomic
 from esper.leyline import EsperError
+from esper.proof import worlds_page
 from esper.proof.compare import VERSION, ProofConfig
 from esper.proof.compare import prove as compare
 from esper.proof.page import page, sections, tables
 from esper.proof.search import Track, refine_schedules, search_schedules
+from esper.proof.worlds import WorldsConfig, prove_worlds
 from esper.runtime.tasks import TaskSpec, parse_task
+from esper.runtime.worlds import HELD_OUT_WORLDS
 from esper.scripts.cli import fail, import_modules
 from esper.scripts.karn import console, optional, reader
 from esper.scripts.launch import launch, take_processes
 from esper.simic.ranks import ALONE, Ranks, current, joined, telling
 from esper.simic.training.probe import task_schedules
-from esper.tamiyo import Schedules, load_policy, save_schedules, shipped_schedules
+from esper.tamiyo import RecurrentPolicy, Schedules, load_policy, save_schedules, shipped_schedules
+from esper.tamiyo.schedules import load_family_schedule
 
 Several = tyro.conf.arg(metavar="STR [STR ...]", help_behavior_hint="(default: none)")
+CANDIDATES, PROBE_NETWORKS, NUM_WORLDS = 208, 256, 96
 
 
 def prove(
-    task: str,
+    task: Annotated[str | None, optional("STR", "none; give it or --worlds")] = None,
+    worlds: Annotated[str | None, optional("FAMILY", "none")] = None,
     policy: Annotated[tuple[str, ...], Several] = (),
-    networks: Annotated[int, tyro.conf.arg(name="seeds", aliases=["--networks"])] = 96,
+    networks: Annotated[
+        int | None,
+        tyro.conf.arg(
+            name="seeds",
+            aliases=["--networks"],
+            metavar="INT",
+            help_behavior_hint="(default: 96; with --worlds 2 of each world)",
+        ),
+    ] = None,
     first_network: Annotated[int, tyro.conf.arg(name="first-seed", aliases=["--first-network"])] = 0,
     schedule: Annotated[Path | None, optional("FILE", "the one that ships for the task")] = None,
     search: int = 0,
-    candidates: int = 208,
+    candidates: int = CANDIDATES,
     refine: bool = False,
     out: Annotated[Path | None, optional("DIR", "runs/prove-TASK")] = None,
     sample: bool = False,
-    probe_networks: Annotated[int, tyro.conf.arg(name="probe-seeds", aliases=["--probe-networks"])] = 256,
+    probe_networks: Annotated[
+        int, tyro.conf.arg(name="probe-seeds", aliases=["--probe-networks"])
+    ] = PROBE_NETWORKS,
     transfer: Annotated[tuple[str, ...], Several] = (),
+    first_world: int = HELD_OUT_WORLDS[0],
+    num_worlds: int = NUM_WORLDS,
+    falsifiers: bool = False,
     processes: int = 1,
 ) -> None:
     """Compare policies with their rivals on held-out networks, which no training has used. The rivals are
@@ -64,20 +83,26 @@ def prove(
     a budget of FLOPs they also are a ladder of static networks and successive halving over it. The command
     prints tables, and writes proof.json and report.html.
 
+    With --worlds instead of --task, the comparison is over many drawn worlds. Every finished world is kept in
+    the directory of the results, and the same command goes on after the last of them.
+
     With --import MODULE (repeatable), a module that registers tasks or datasets is imported first.
 
     Args:
         task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12, or a
             world by its number, such as worlds_small:20003.
             `esper config tasks` lists the tasks.
+        worlds: Family of worlds, such as worlds_small, optionally with other sizes, such as
+            worlds_small:val_size=64.
         policy: Policies to compare: names of policies that ship (such as digits_shift-1), policy files,
             checkpoints or run directories. A run directory means its newest checkpoint;
             RUN/checkpoints/best.safetensors is the policy of its best round. Several policies have equal
             weight in the figures of the learned policy.
-        networks: Number of held-out networks, 2 or more.
+        networks: Number of held-out networks, of the task or of each world, 2 or more.
         first_network: Number of the first held-out network, from 0.
         schedule: File with the fixed schedules. With --search it is written, by default to schedule.json in
-            the directory of the results; otherwise it is read.
+            the directory of the results; otherwise it is read. With --worlds, a file with one schedule for
+            all worlds, by places of slots and shares of the episode.
         search: Number of env-steps for a search for schedules, before the comparison; 0: no search.
         candidates: Number of schedules that the search starts with.
         refine: After the search, compare each winner with the schedules that differ from it in one seed, on
@@ -88,10 +113,42 @@ def prove(
             first epoch which blocks are crippled.
         transfer: Other tasks, such as digits_scale, on which the policies are compared without further
             training.
+        first_world: Number of the first world. Worlds from 20,000 on are held out.
+        num_worlds: Number of worlds, 2 or more.
+        falsifiers: In worlds, also play the policies with hidden quotes and with reversed prices.
         processes: Number of processes that share the work on this machine. The results do not depend on it.
     """
     assert processes == 1, "`main` has started the others"
     ranks = current()
+    if (task is None) == (worlds is None):
+        raise EsperError(
+            "give either --task or --worlds, such as --task digits_shift or --worlds worlds_small"
+        )
+    if worlds is not None:
+        unused = {
+            "--search": search,
+            "--refine": refine,
+            "--transfer": transfer,
+            "--candidates": candidates != CANDIDATES,
+            "--probe-networks": probe_networks != PROBE_NETWORKS,
+        }
+        for flag in (flag for flag, given in unused.items() if given):
+            raise EsperError(f"{flag} needs --task; a comparison over worlds does not use it")
+        config_of_worlds = WorldsConfig(
+            family=worlds.lower(),
+            first_world=first_world,
+            num_worlds=num_worlds,
+            networks=2 if networks is None else networks,
+            first_network=first_network,
+            sample=sample,
+            falsifiers=falsifiers,
+        )
+        _prove_worlds(config_of_worlds, {name: load_policy(name) for name in policy}, schedule, out)
+        return
+    if falsifiers or first_world != HELD_OUT_WORLDS[0] or num_worlds != NUM_WORLDS:
+        raise EsperError("--falsifiers, --first-world and --num-worlds need --worlds")
+    assert task is not None
+    networks = 96 if networks is None else networks
     spec, others = parse_task(task), [parse_task(name) for name in transfer]
     config = ProofConfig(
         networks=networks, first_network=first_network, sample=sample, probe_networks=probe_networks
@@ -114,9 +171,38 @@ def prove(
     for result in results:
         show(result)
     content = {"version": VERSION} | results[0] | {"transfer": results[1:], "page": sections(results)}
+    _write(directory, content, page(results))
+
+
+def _prove_worlds(
+    config: WorldsConfig, policies: Mapping[str, RecurrentPolicy], path: Path | None, out: Path | None
+) -> None:
+    """The comparison over worlds."""
+    family, ranks = config.family.partition(":")[0], current()
+    directory = Path("runs") / f"prove-{family}" if out is None else out
+    shipped = shipped_schedules(family)
+    if path is None and shipped.is_file():
+        path = shipped
+    schedule = None if path is None else load_family_schedule(path, family).schedule
+    if ranks.is_first:
+        writable(directory)
+    with bars(ranks) as track:
+        advance = track("worlds", config.num_worlds)
+        result = prove_worlds(config, policies, directory / "worlds", schedule=schedule, advance=advance)
+    if not ranks.is_first:
+        return
+    _print_tables(worlds_page.tables(result))
+    for text in worlds_page.summary(result):
+        print(text)
+    _print_absent(result)
+    content = {"version": VERSION} | result | {"page": worlds_page.sections(result)}
+    _write(directory, content, worlds_page.page(result))
+
+
+def _write(directory: Path, content: Mapping[str, Any], html: str) -> None:
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
     write_atomic(directory / "proof.json", orjson.dumps(content, option=options))
-    write_atomic(directory / "report.html", page(results).encode())
+    write_atomic(directory / "report.html", html.encode())
     print(f"results: {directory / 'proof.json'}, {directory / 'report.html'}")
 
 
@@ -153,12 +239,20 @@ def _schedules(
 
 def show(result: Mapping[str, Any]) -> None:
     """Print the tables of one task."""
-    for title, heads, rows in tables(result):
+    _print_tables(tables(result))
+    _print_absent(result)
+
+
+def _print_tables(all_tables: Iterable[tuple[str, Sequence[str], list[list[str]]]]) -> None:
+    for title, heads, rows in all_tables:
         if rows:
             table = Table(*heads, title=title, title_justify="left", box=None)
             for row in rows:
                 table.add_row(*row)
             console().print(table, "")
+
+
+def _print_absent(result: Mapping[str, Any]) -> None:
     for name, why in result["absent"].items():
         print(f"left out {name}: {why}")
 

@@ -350,6 +350,16 @@ def current() -> Ranks:
 
 
 @contextmanager
+def alone() -> Iterator[None]:
+    """Work inside is done by this rank for itself: it exchanges nothing, so ranks may do different work."""
+    _current.append(ALONE)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+@contextmanager
 def joined(settings: Mapping[str, object]) -> Iterator[Ranks]:
     """Join the other processes of a run, if a launcher has started this one. All must have the same settings,
     versions and source. An error inside is told to the other ranks."""

@@ -1,10 +1,12 @@
 """Schedules: plans of which blueprint grows in which slot at which epoch, and the files that keep them.
 
 A file holds the best schedule of a search for one task. If the task draws crippled blocks, it also holds one
-schedule for each pattern of crippled blocks."""
+schedule for each pattern of crippled blocks. A schedule for a family of worlds names no slots and no epochs,
+which differ from world to world, but places and shares of the episode."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -166,3 +168,73 @@ def load_schedules(
             for key, result in content.by_pattern.items()
         },
     )
+
+
+# -- schedules for a family of worlds ------------------------------------------------------------------------
+
+FAMILY_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePlanting:
+    """One entry of a schedule for all worlds of a family."""
+
+    place: Annotated[int, Meta(ge=1)]
+    """Of the slot among those of the task, in the order in which activations pass them, from 1."""
+    share: Annotated[float, Meta(ge=0.0, le=1.0)]
+    """Of the episode that is over when the seed is planted."""
+    blueprint: str
+    style: str = GerminationStyle.SIGMOID_ADD.name
+    tempo: str = TempoAction.INSTANT.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySchedule:
+    """The file of a schedule for all worlds of a family."""
+
+    kind: Literal["esper-family-schedule"]
+    family: str
+    command: str
+    schedule: list[RelativePlanting]
+    version: Annotated[int, Meta(ge=1)] = 1
+
+
+def load_family_schedule(path: str | Path, family: str) -> FamilySchedule:
+    """A schedule for another family is refused."""
+    content = decode_file(FamilySchedule, Path(path), version=FAMILY_VERSION)
+    if content.family != family:
+        raise EsperError(f"{path}: this schedule is for the family {content.family!r}, not for {family!r}")
+    for number, planting in enumerate(content.schedule):
+        for name, known in (("style", GerminationStyle.__members__), ("tempo", TempoAction.__members__)):
+            value = getattr(planting, name)
+            if value not in known:
+                raise StructureError(f"{path}: schedule[{number}].{name} is {value!r}; {allowed(known)}")
+    return content
+
+
+def in_world(
+    schedule: Sequence[RelativePlanting],
+    *,
+    slots: Sequence[str],
+    order: Sequence[str],
+    blueprints: Sequence[str],
+    epochs: int,
+) -> Schedule:
+    """The schedule for one world with these slots, in the order of its task and in that of execution."""
+    plantings = []
+    for entry in schedule:
+        if entry.place > len(order) or entry.blueprint not in blueprints:
+            raise EsperError(
+                f"schedule: {entry.blueprint!r} at place {entry.place} is not possible; allowed: places 1 to "
+                f"{len(order)}, blueprints {', '.join(blueprints)}"
+            )
+        plantings.append(
+            Planting(
+                max(1, math.ceil(entry.share * epochs - 1e-9)),
+                slots.index(order[entry.place - 1]),
+                entry.blueprint,
+                GerminationStyle[entry.style],
+                TempoAction[entry.tempo],
+            )
+        )
+    return tuple(plantings)
