@@ -76,8 +76,8 @@ def nested(
         (1, 2)
     ),
 ) -> Estimate:
-    """A statistic of [G, N] figures, N of each of G groups, with its percentile bootstrap interval. Groups are
-    resampled, then figures within each drawn group, so both the luck of groups and that of their members
+    """A statistic of [G, N] figures, N of each of G groups, with its percentile bootstrap interval. Groups
+    are resampled, then figures within each drawn group, so both the luck of groups and that of their members
     counts. `statistic` maps [resamples, G, N] to [resamples]."""
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():

@@ -18,7 +18,7 @@ from esper.proof.policies import simple_makers
 from esper.runtime import get_task_spec
 from esper.runtime.data import validation_batches
 from esper.runtime.tasks import ConditionSpace, TaskSpec
-from esper.simic.training.evaluation import open_env, split_of
+from esper.simic.training.evaluation import HELD_OUT, open_env, split_of
 
 SIZES = "steps_per_epoch=6,batch_size=16,val_size=64,final_val_size=96,population=8,budget_steps=60"
 
@@ -182,10 +182,13 @@ def test_a_comparison_at_equal_flops_has_ladder_halving_and_rules() -> None:
     rungs = {f"rung {rung.name}" for rung in ladder(task)[1:]}
     assert rungs | {"static", "ladder_hindsight", "halving", "halving_8x"} <= names
     assert {"periodic", "plateau", "last_slot_first"} <= names
-    (static,), (best,) = result["episodes"]["static"], result["episodes"]["ladder_hindsight"]
-    played = [static, *(result["episodes"][f"rung {rung.name}"][0] for rung in ladder(task)[1:])]
+    (best,) = result["episodes"]["ladder_hindsight"]
+    played = train_ladder(task, range(4), root_seed=HELD_OUT)  # each network's rung is chosen on three others
     values = np.array([[p.outcome.objective for p in stratum] for stratum in played])
-    for network, rung in enumerate(hindsight(values)):
+    assert len(best) == 3
+    for network, rung in enumerate(hindsight(values)[:3]):
         assert best[network].outcome == played[rung][network].outcome
+    for rung, stratum in zip(ladder(task)[1:], played[1:], strict=True):
+        assert result["episodes"][f"rung {rung.name}"] == [stratum[:3]]
     grown = result["episodes"]["last_slot_first"][0]
     assert [d.slot for d in grown[0].decisions][:2] == ["r0c1", "r1c0"]

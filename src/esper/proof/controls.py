@@ -78,8 +78,8 @@ def amounts(played: Played) -> tuple[Amount, ...]:
 
 
 class RandomPlacement(ScriptedPolicy):
-    """Germinates given seeds at given epochs in random empty slots, and advances and fossilizes as soon as the
-    gates open. A seed that is due but not possible now waits until it is."""
+    """Germinates given seeds at given epochs in random empty slots, and advances and fossilizes as soon as
+    the gates open. A seed that is due but not possible now waits until it is."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ def random_placement(stratum: Sequence[Played], *, root_seed: int, tempo: TempoA
 
 
 def hide_quotes(obs: PolicyObservation) -> PolicyObservation:
-    """What each blueprint would cost and do is hidden; that it is offered stays, because masks tell it too."""
+    """Hides what each blueprint would cost and do. That it is offered stays: masks tell it too."""
     hidden = torch.zeros_like(obs.quotes)
     hidden[..., OFFERED] = obs.quotes[..., OFFERED]
     return replace(obs, quotes=hidden)

@@ -291,8 +291,8 @@ def best_single_rung(records: Sequence[WorldRecord]) -> str:
 
 
 def profiles(records: Sequence[WorldRecord], cohorts: Sequence[str]) -> dict[str, list[float]]:
-    """Performance profiles: the share of worlds in which a cohort's normalised score is at least each value of
-    PROFILE. The score of a world is 0 at the mean J of its worst rung and 1 at that of its best."""
+    """Performance profiles: the share of worlds in which a cohort's normalised score is at least each value
+    of PROFILE. The score of a world is 0 at the mean J of its worst rung and 1 at that of its best."""
     shares = {}
     for cohort in cohorts:
         scores = np.array([_score(record, cohort) for record in with_cohorts(records, cohort)])
@@ -309,8 +309,8 @@ def _score(record: WorldRecord, cohort: str) -> float:
 
 
 def halving_multiple(records: Sequence[WorldRecord]) -> dict[str, Any]:
-    """How many times the FLOPs of the learned policy successive halving needs for the same mean J: between its
-    two budgets by interpolation in log FLOPs, otherwise None and why."""
+    """How many times the FLOPs of the learned policy successive halving needs for the same mean J: between
+    its two budgets by interpolation in log FLOPs, otherwise None and why."""
     shared = with_cohorts(records, LEARNED, "halving", "halving_8x")
     if not shared:
         return {"multiple": None, "worlds": 0, "why": "no world has the learned policy and both halvings"}

@@ -59,7 +59,7 @@ def summary(result: Mapping[str, Any]) -> Iterator[str]:
     )
     halving = result["halving_multiple"]
     if halving["multiple"] is None:
-        yield f"FLOPs that halving needs to draw level: not between its two budgets, because {halving['why']}."
+        yield f"FLOPs that halving needs to draw level: not between its budgets, because {halving['why']}."
     else:
         yield (
             f"FLOPs that halving needs to draw level: {halving['multiple']:.2f} times those of the learned "
