@@ -1,7 +1,8 @@
 """GrowBench: rules that decide what a network grows, by mean J over fixed worlds.
 
-`python -m benchmarks.growbench` plays the rules of the project in 8 worlds, `--size full` in 96 held-out ones.
-`--rule package.module:function` enters another rule, and may be repeated. README.md has the protocol."""
+`python -m benchmarks.growbench` plays the rules of the project in 8 worlds, `--size full` in 96 that are held
+out. `--rule package.module:function` enters another rule, and may be repeated. README.md has the
+protocol."""
 
 from __future__ import annotations
 
