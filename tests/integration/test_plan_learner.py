@@ -140,9 +140,16 @@ def test_growing_on_is_the_best_plan_with_more_than_there_is() -> None:
             assert worth == -torch.inf
 
 
-def test_lessons_say_what_the_values_of_now_would_have_done(tmp_path) -> None:
+def stop_after_two_of_three_rounds(directory, monkeypatch, **values) -> None:
+    """Within the rounds of plans: after the last one the episodes are no longer kept."""
+    calls = iter([False] * 15 + [True])
+    monkeypatch.setattr(vectorized, "stop_requested", lambda: next(calls, False))
+    train(directory, **{**VALUES, "values_rounds": 3, "values": {"steps": 3, "hidden": 8, **values}})
+
+
+def test_lessons_say_what_the_values_of_now_would_have_done(tmp_path, monkeypatch) -> None:
     """Every step of a lesson against an enumeration of all plans, with the weight of the decision."""
-    train(tmp_path / "run", **VALUES)
+    stop_after_two_of_three_rounds(tmp_path / "run", monkeypatch)
     tensors, meta = last_checkpoint(tmp_path / "run")
     planner_tensors = {n.removeprefix("planner."): t for n, t in tensors.items() if n.startswith("planner.")}
     kept = {n.removeprefix("kept."): t for n, t in planner_tensors.items() if n.startswith("kept.")}
@@ -196,7 +203,11 @@ def test_lessons_say_what_the_values_of_now_would_have_done(tmp_path) -> None:
     assert planted > 0
 
 
-def test_only_the_newest_episodes_are_kept(tmp_path) -> None:
-    train(tmp_path / "run", **{**VALUES, "values": {"steps": 3, "hidden": 8, "keep": 12}})
-    tensors, _ = last_checkpoint(tmp_path / "run")
+def test_only_the_newest_episodes_are_kept_and_none_after_the_last_lesson(tmp_path, monkeypatch) -> None:
+    stop_after_two_of_three_rounds(tmp_path / "cut", monkeypatch, keep=12)
+    tensors, _ = last_checkpoint(tmp_path / "cut")
     assert tensors["planner.kept.world"].tolist() == [1] * 4 + [2] * 4 + [3] * 4
+    monkeypatch.undo()
+    train(tmp_path / "whole", **VALUES)
+    tensors, _ = last_checkpoint(tmp_path / "whole")
+    assert not [name for name in tensors if name.startswith("planner.kept.")]

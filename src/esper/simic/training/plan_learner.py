@@ -205,6 +205,10 @@ class PlanLearner:
         taught = next_seeds(target[index], grown, masks, tempo)
         return taught.unflatten(0, shape), weights[index].unflatten(0, shape)
 
+    def forget(self) -> None:
+        """Drop the kept episodes: no more lessons follow."""
+        self._kept.tensors = {}
+
     # -- choices ---------------------------------------------------------------------------------------------
 
     def _choose(self, obs: PolicyObservation) -> _Round:

@@ -371,6 +371,8 @@ class VectorizedPPOTrainer:
         self._figures = planner.finish([outcome.objective for outcome in self.env.ledger.outcomes])
         metrics = agent.teach(*planner.lesson(agent.buffer.finish(), agent.buffer.num_steps))
         agent.buffer.length = 0
+        if self.progress.round_idx + 1 == self.config.values_rounds:
+            planner.forget()
         return metrics
 
     # -- stops -----------------------------------------------------------------------------------------------
