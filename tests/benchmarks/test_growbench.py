@@ -12,7 +12,7 @@ from benchmarks.growbench.__main__ import main
 from benchmarks.growbench.rules import load_rule
 
 from esper.leyline import EsperError
-from proof.test_worlds import FIRST, TINY
+from proof.worlds import FIRST, TINY
 
 RULE = "benchmarks.growbench.example:strongest_gradient"
 README = Path(example.__file__).with_name("README.md")

@@ -12,7 +12,7 @@ from esper.proof.controls import OFFERED, Amount, amounts, hide_quotes, reversed
 from esper.proof.episodes import Decision, Fossil
 from esper.runtime.worlds import SIZE_PRICES
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
-from proof.test_worlds import played
+from proof.worlds import played
 
 
 def test_amounts_are_the_permanent_seeds_at_the_epoch_of_their_last_germination() -> None:

@@ -10,9 +10,8 @@ import numpy as np
 import orjson
 import pytest
 
-from esper.leyline import EpisodeOutcome, EsperError
+from esper.leyline import EsperError
 from esper.proof.compare import Cohorts, ProofConfig
-from esper.proof.episodes import Played
 from esper.proof.worlds import (
     PROFILE,
     WorldRecord,
@@ -27,39 +26,7 @@ from esper.proof.worlds import (
 )
 from esper.scripts.cli import main
 from frozen import assert_sealed, data_of
-from proof.worlds import policy_file
-
-TINY = "worlds_small:steps_per_epoch=5,batch_size=8,val_size=32,final_val_size=32,budget_steps=50"
-FIRST = 20051
-"""This world and the next have the digits, which are in the package."""
-
-
-def played(network: int, objective: float, *, flops: int = 100, fossilized: int = 0) -> Played:
-    outcome = EpisodeOutcome(
-        env_id=network,
-        task="worlds_small:0",
-        episode_idx=0,
-        epochs=4,
-        final_accuracy=100 * objective,
-        committed_accuracy=100 * objective,
-        objective=objective,
-        total_reward=0.0,
-        host_params=50,
-        added_params=0,
-        germinated=fossilized,
-        fossilized=fossilized,
-        pruned=0,
-        rollbacks=0,
-    )
-    return Played(
-        network=network,
-        outcome=outcome,
-        test_accuracy=100 * objective,
-        flops=flops,
-        condition=None,
-        decisions=(),
-        fossils=(),
-    )
+from proof.worlds import FIRST, TINY, played, policy_file
 
 
 def record(

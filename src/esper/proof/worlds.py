@@ -138,14 +138,14 @@ def play_worlds(
     )
     there = ranks.from_first(there, "finished worlds")
     pending = [number for number in config.numbers if number not in there]
-    if pending:
-        advance = for_all(advance, [1] * len(pending), ranks)
+    advance(len(there))
+    advance = for_all(advance, [1] * len(pending), ranks)
 
     def work(index: int) -> WorldRecord:
         number = pending[index]
         with alone():
             record = _record(number, config.task(number), play, settings)
-        content = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        content = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         write_atomic(paths[number], content)
         advance(1)
         return decode(WorldRecord, content, paths[number])

@@ -125,15 +125,16 @@ def prove(
             "give either --task or --worlds, such as --task digits_shift or --worlds worlds_small"
         )
     if worlds is not None:
-        unused = {
-            "--search": search,
+        given = {
+            "--search": bool(search),
             "--refine": refine,
-            "--transfer": transfer,
+            "--transfer": bool(transfer),
             "--candidates": candidates != CANDIDATES,
             "--probe-networks": probe_networks != PROBE_NETWORKS,
         }
-        for flag in (flag for flag, given in unused.items() if given):
-            raise EsperError(f"{flag} needs --task; a comparison over worlds does not use it")
+        unused = [flag for flag, is_given in given.items() if is_given]
+        if unused:
+            raise EsperError(f"{', '.join(unused)} needs --task; a comparison over worlds does not use it")
         config_of_worlds = WorldsConfig(
             family=worlds.lower(),
             first_world=first_world,
@@ -186,9 +187,8 @@ def _prove_worlds(
     schedule = None if path is None else load_family_schedule(path, family).schedule
     if ranks.is_first:
         writable(directory)
-    with bars(ranks) as track:
-        advance = track("worlds", config.num_worlds)
-        result = prove_worlds(config, policies, directory / "worlds", schedule=schedule, advance=advance)
+    advance = _count_worlds(config.num_worlds) if ranks.is_first else lambda _more: None
+    result = prove_worlds(config, policies, directory / "worlds", schedule=schedule, advance=advance)
     if not ranks.is_first:
         return
     _print_tables(worlds_page.tables(result))
@@ -197,6 +197,25 @@ def _prove_worlds(
     _print_absent(result)
     content = {"version": VERSION} | result | {"page": worlds_page.sections(result)}
     _write(directory, content, worlds_page.page(result))
+
+
+def _count_worlds(total: int) -> Callable[[int], None]:
+    """Progress: a line whenever worlds are finished, with the time that the rest will take."""
+    start, done = time.perf_counter(), 0
+    kept: int | None = None
+
+    def advance(more: int) -> None:
+        nonlocal done, kept
+        done += more
+        if kept is None:  # the first call counts what an earlier command has finished
+            kept = more
+            print(f"worlds: {done} of {total} are finished", file=sys.stderr, flush=True)
+            return
+        seconds = (time.perf_counter() - start) / (done - kept) * (total - done)
+        left = timedelta(seconds=round(seconds))
+        print(f"worlds: {done} of {total}, {left} left", file=sys.stderr, flush=True)
+
+    return advance
 
 
 def _write(directory: Path, content: Mapping[str, Any], html: str) -> None:
