@@ -130,12 +130,12 @@ def play_worlds(
 ) -> list[WorldRecord]:
     """The records of all worlds, in order. Each is written to `directory` as soon as it is finished; those
     that are there already are read. Ranks share the worlds. `settings` are what decides the episodes."""
-    ranks, settings = current(), _plain(settings)
+    ranks, plain = current(), _plain(settings)
     directory.mkdir(parents=True, exist_ok=True)
     paths = {number: directory / f"{number}.json" for number in config.numbers}
-    there = (
-        {n: _read(path, settings) for n, path in paths.items() if path.is_file()} if ranks.is_first else {}
-    )
+    there: dict[int, WorldRecord] = {}
+    if ranks.is_first:
+        there = {number: _read(path, plain) for number, path in paths.items() if path.is_file()}
     there = ranks.from_first(there, "finished worlds")
     pending = [number for number in config.numbers if number not in there]
     advance(len(there))
@@ -144,7 +144,7 @@ def play_worlds(
     def work(index: int) -> WorldRecord:
         number = pending[index]
         with alone():
-            record = _record(number, config.task(number), play, settings)
+            record = _record(number, config.task(number), play, plain)
         content = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
         write_atomic(paths[number], content)
         advance(1)

@@ -3,7 +3,7 @@
 A run in several processes is started by torchrun, by `--processes`, or by anything that sets the same
 environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Each process is a rank. A rank trains some of the
 run's populations; everything else is done by every rank alike, so that all have the same bits. Only the first
-rank writes files.
+rank writes files; a piece of work that a rank does `alone` may be kept by that rank.
 
 What is exchanged is in host memory already, so the backend is gloo on every machine. A rank that fails tells
 the others why through the store. A rank that was killed or hangs cannot; the others name it after the time
