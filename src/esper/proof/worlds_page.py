@@ -8,7 +8,7 @@ from typing import Any
 from esper._page import freeze
 from esper.proof.compare import LEARNED
 from esper.proof.page import intervals, table_blocks, with_interval
-from esper.proof.worlds import BEST_SINGLE, HINDSIGHT, NEVER
+from esper.proof.worlds import BEST_SINGLE, HINDSIGHT, NEVER, RUNG
 
 COLUMNS = (
     ("J", 100, "points of J"),
@@ -46,7 +46,7 @@ def _title(result: Mapping[str, Any]) -> str:
 def summary(result: Mapping[str, Any]) -> Iterator[str]:
     """What a reader must know beside the tables, a sentence each."""
     yield f"Policies: {', '.join(result['policies']) or 'none'}."
-    single = result["best_single_rung"].removeprefix("rung ")
+    single = result["best_single_rung"].removeprefix(RUNG).replace(NEVER, "nothing")
     yield (
         f"{BEST_SINGLE} is {single!r}, the rung with the highest mean J over these same worlds: chosen in "
         "hindsight, in its favour."
