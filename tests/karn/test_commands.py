@@ -293,8 +293,9 @@ def test_text_of_a_run_cannot_act_on_the_terminal(
         assert "[link=https://example.org]" in shown.out
 
 
-def test_json_keeps_the_exact_text(hostile: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sql", str(hostile), "SELECT task FROM starts", "--output", "json"]) == 0
+def test_json_keeps_the_exact_text(hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = hostile.rename(tmp_path / "harmless")  # its own name is refused as an argument
+    assert main(["sql", str(run), "SELECT task FROM starts", "--output", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"task": HOSTILE}]
 
 

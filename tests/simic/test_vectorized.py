@@ -18,7 +18,7 @@ from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized, vectorized_trainer
 from memory_output import MemoryOutput
-from run_helpers import SMALL, last_checkpoint, rows, story, train
+from run_helpers import SMALL, assert_same_run, last_checkpoint, rows, story, train
 
 
 def test_the_entry_point_is_one_flat_function() -> None:
@@ -285,10 +285,12 @@ class TestResume:
             train(directory, rounds=2, resume=str(tmp_path / "agent.safetensors"))
 
     def test_nothing_there(self, tmp_path) -> None:
-        with pytest.raises(EsperError, match="no checkpoint"):
-            train(tmp_path / "nowhere", resume="auto")
         with pytest.raises(EsperError, match="no file"):
             train(tmp_path / "nowhere", resume="checkpoint.safetensors")
+        assert not (tmp_path / "nowhere").exists()
+        train(tmp_path / "new", resume="auto")  # a script can always say so
+        train(tmp_path / "run")
+        assert_same_run(tmp_path / "run", tmp_path / "new")
 
     def test_only_the_last_few_and_the_best_are_kept(self, tmp_path) -> None:
         train(tmp_path / "run", rounds=5, keep_last=2, episode_length=4)

@@ -4,7 +4,6 @@ another way."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from dataclasses import fields, replace
 
@@ -15,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esper._archive import write_archive
 from esper.leyline import (
     HEAD_NAMES,
     IRRELEVANT_VALUES,
@@ -488,12 +488,10 @@ class TestFiles:
             RecurrentPolicy.load(tmp_path / "p", feature_schema="newer")
 
     def test_another_action_contract_is_refused_by_name(self, tmp_path) -> None:
-        make_policy().save(tmp_path / "p")
-        data = (tmp_path / "p").read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        meta = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["esper"])
-        contract = meta["schema"]["actions"].encode()
-        (tmp_path / "p").write_bytes(data.replace(contract, b"0" * len(contract)))
+        policy = make_policy()
+        other = policy.schema() | {"actions": "0" * len(policy.schema()["actions"])}
+        header = {"kind": "policy", "version": 2, "schema": other}
+        write_archive(tmp_path / "p", policy.network.state_dict(), header)
         with pytest.raises(StructureError, match="actions is '0000"):
             RecurrentPolicy.load(tmp_path / "p", feature_schema="test-features")
 

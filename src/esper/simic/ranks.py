@@ -311,11 +311,15 @@ class Joined(Ranks):
         dist.destroy_process_group()
 
     def _tell(self, key: str, text: str) -> None:
-        with suppress(RuntimeError, dist.DistError):  # the store is gone with the first rank
+        if self._store_is_gone:  # torch prints a stack of C++ frames each time that it is asked
+            return
+        try:
             self._store.set(key, text or "no message")
+        except (RuntimeError, dist.DistError):  # the store is gone with the first rank
+            self._store_is_gone = True
 
     def _has(self, key: str) -> bool:
-        if self._store_is_gone:  # torch prints a stack of C++ frames each time that it is asked
+        if self._store_is_gone:
             return False
         try:
             return bool(self._store.check([key]))

@@ -35,8 +35,8 @@ FENCE = "group.synchronize()"
 """Allowed as the only statement of a loop: one wait per stream at the end of a phase."""
 ALLOWED = {
     ("batch_ops.py", "part.reshape(tensor.shape).tolist()"): "a numpy array, after the one copy of its phase",
-    ("vectorized_trainer.py", "played.cpu().tolist()"): "one of the three copies of an epoch",
-    ("vectorized_trainer.py", "played.cpu()"): "the same",
+    ("vectorized_trainer.py", "step.actions.cpu().tolist()"): "one of the three copies of an epoch",
+    ("vectorized_trainer.py", "step.actions.cpu()"): "the same",
 }
 """Calls inside loops that look like transfers and are none, or are one that belongs there: (file, source) →
 reason."""
