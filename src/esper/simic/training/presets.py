@@ -24,7 +24,6 @@ class Preset:
 
 
 _SMALL_STEPS: Mapping[str, Any] = {
-    "teacher_updates": 8,
     "ppo.imitation_lr": 3e-4,
     "ppo.lr": 3e-5,
     "ppo.entropy_coef": 0.003,
@@ -39,6 +38,7 @@ _TAUGHT: Mapping[str, Any] = {
     "rounds": 8,
     "teacher": "schedule",
     "teacher_rounds": 6,
+    "teacher_updates": 8,
     "reward.mode": "shaped",
     **_SMALL_STEPS,
 }
