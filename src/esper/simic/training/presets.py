@@ -38,7 +38,6 @@ _TAUGHT: Mapping[str, Any] = {
     "rounds": 8,
     "teacher": "schedule",
     "teacher_rounds": 6,
-    "teacher_updates": 8,
     "reward.mode": "shaped",
     **_SMALL_STEPS,
 }
