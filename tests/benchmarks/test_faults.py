@@ -22,6 +22,7 @@ def campaign(out: Path, *words: str) -> tuple[list[dict], str]:
     return [json.loads(line) for line in lines], done.stdout
 
 
+@pytest.mark.slow
 def test_a_few_cases_and_a_second_call_that_has_nothing_to_do(tmp_path: Path) -> None:
     words = ("--cases", "3", "--only", "config", "command", "damage-dataset", "kill-attach")
     records, _ = campaign(tmp_path, *words)

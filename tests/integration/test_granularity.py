@@ -121,6 +121,7 @@ def test_limited_masks_leave_a_complete_action() -> None:
     assert not plans.slot_by_op[:, OP_PRUNE].any()
 
 
+@pytest.mark.slow
 def test_a_run_that_unlocks_is_repeated_and_resumed_exactly(tmp_path, monkeypatch) -> None:
     train(tmp_path / "straight", **LEARNING)
     train(tmp_path / "again", **LEARNING)

@@ -55,6 +55,15 @@ def test_what_is_learned_is_the_difference_to_the_twin_that_grew_nothing(tmp_pat
     assert tensors["planner.replay.world"].tolist() == [w for w in range(4) for _ in range(3)]
 
 
+def test_lessons_are_no_drift_of_log_probs(tmp_path) -> None:
+    """They tell other actions than those that were taken, so the two log-probs have nothing in common."""
+    train(tmp_path / "run", **VALUES)
+    events = story(tmp_path / "run")
+    updates = [event["data"] for event in events if event["event_type"] == "ppo_update"]
+    assert [update["log_prob_drift"] == 0.0 for update in updates] == [True, True, False]
+    assert not [event for event in events if event["event_type"] == "alert"]
+
+
 def test_a_run_stopped_among_plans_goes_on_the_same(tmp_path, monkeypatch) -> None:
     train(tmp_path / "straight", **VALUES)
     for name, epochs in (("first", 3), ("second", 11)):

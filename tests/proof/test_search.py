@@ -145,6 +145,7 @@ def test_a_winner_is_refined_on_networks_of_its_own():
     assert refine_schedules(task, found, population=8) == better
 
 
+@pytest.mark.slow
 def test_patterns_are_refined_each_alone():
     task, (steps, track) = parse_task(TINY), count_steps()
     task = replace(task, objective=ObjectiveConfig(size_price=50.0, waste_price=1.0))

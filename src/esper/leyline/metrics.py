@@ -141,7 +141,7 @@ _PPO_UPDATE = (
     _down(
         "log_prob_drift",
         "nats",
-        "Largest difference between acting and update log-probs before any step.",
+        "Largest difference between acting and update log-probs before any step. 0 for lessons.",
         high=0.05,
     ),
     Metric("grad_norm", "norm", "Gradient norm before clipping.", low=1e-6),

@@ -64,6 +64,7 @@ def test_training_the_value_head_leaves_the_policy_as_it_is(toys) -> None:
     assert (agent.policy.network.value_tower[0].weight != before["value_tower.0.weight"]).any()
 
 
+@pytest.mark.slow
 def test_an_agent_with_its_own_critic_learns_and_goes_on_after_a_restart(toys, tmp_path) -> None:
     toy, agent = made(toys, OWN_CRITIC)
     toys.train(toy, agent, 60)

@@ -203,10 +203,15 @@ class PPOAgent:
         return metrics
 
     def teach(self, batch: RolloutBatch, weights: Tensor) -> PPOUpdateMetrics:
-        """Imitate the actions of sequences [N, T], in one pass and with a weight for each action [N, T]."""
+        """Imitate the actions of sequences [N, T], in one pass and with a weight for each action [N, T]. They
+        may be on another device than the policy."""
+        device = self.policy.device
+        batch = RolloutBatch.of({name: part.to(device) for name, part in batch.tensors().items()})
+        weights = weights.to(device)
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
         config = replace(self.config, epochs=1, minibatches=-(-len(weights) // LESSON_SEQUENCES))
-        return self._train(batch, advantages, returns, config, imitated=weights)
+        metrics = self._train(batch, advantages, returns, config, imitated=weights)
+        return replace(metrics, log_prob_drift=0.0)  # nobody acted as the lesson says
 
     def _train(
         self,

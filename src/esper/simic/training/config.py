@@ -135,7 +135,7 @@ class TrainingConfig:
     written by `esper prove --search`; none: no imitation."""
     teacher_rounds: int = 0
     """Number of rounds in which the teacher decides and the policy imitates it."""
-    teacher_updates: int = 4
+    teacher_updates: int = 8
     """Number of updates from each round of the teacher."""
     values_rounds: int = 0
     """Number of first rounds in which action values, learned from J alone, choose what grows, and the policy

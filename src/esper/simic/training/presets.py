@@ -24,7 +24,6 @@ class Preset:
 
 
 _SMALL_STEPS: Mapping[str, Any] = {
-    "teacher_updates": 8,
     "ppo.imitation_lr": 3e-4,
     "ppo.lr": 3e-5,
     "ppo.entropy_coef": 0.003,
