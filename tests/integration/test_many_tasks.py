@@ -15,6 +15,7 @@ import torch
 from esper.leyline import EsperError
 from esper.nissa import TelemetryHub
 from esper.runtime.tasks import get_task_spec
+from esper.scripts.train import show_results
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo import load_policy
@@ -224,3 +225,26 @@ def test_one_task_is_written_as_before_and_several_as_a_list() -> None:
     assert several.to_json()["task"] == list(TASKS)
     for config in (one, several):
         assert TrainingConfig.from_json(config.to_json()) == config
+
+
+def test_a_range_of_worlds_is_each_of_them() -> None:
+    config = TrainingConfig(task=("digits_mlp", "worlds_small:9-11", "worlds_small:98-98,val_size=64"))
+    worlds = ("worlds_small:9", "worlds_small:10", "worlds_small:11", "worlds_small:98,val_size=64")
+    assert config.tasks == ("digits_mlp", *worlds)
+    assert TrainingConfig(task="worlds_small:9-11").tasks == worlds[:3]
+    with pytest.raises(EsperError, match=r"worlds_small:11-9.*first world, 11.*last, 9"):
+        TrainingConfig(task="worlds_small:11-9")
+    with pytest.raises(EsperError, match="digits_mlp:1-2"):
+        get_task_spec("digits_mlp:1-2")
+
+
+def test_the_output_shows_each_of_a_few_tasks_and_counts_many(straight, capsys, monkeypatch) -> None:
+    _, history = straight
+    show_results(history)
+    shown = capsys.readouterr().out
+    assert all(task.partition(":")[0] in shown for task in TASKS)
+    monkeypatch.setattr("esper.scripts.train.SHOWN_TASKS", 2)
+    show_results(history)
+    shown = capsys.readouterr().out
+    assert "means of 3 tasks" in shown
+    assert not any(task.partition(":")[0] in shown for task in TASKS)

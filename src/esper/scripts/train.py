@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from esper.simic.contracts import BatchSummary, TaskSummary
     from esper.simic.training.dual_ab import ABResult
 
+SHOWN_TASKS = 12
+"""Up to this number of tasks, output shows figures of each."""
 DESCRIPTION = (
     "Train a policy that grows networks, or run a policy that is not trained, for example: "
     "esper train ppo --preset quickstart"
@@ -89,7 +91,9 @@ class ProgressOutput:
         speed = data["env_steps"] / done / data["seconds"]
         tasks = data.get("objective_by_task") or {}
         by_task = ", ".join(f"{task} {value:.3f}" for task, value in tasks.items())
-        objective = f"J {data['avg_objective']:.3f}" + (f" ({by_task})" if len(tasks) > 1 else "")
+        objective = f"J {data['avg_objective']:.3f}"
+        if len(tasks) > 1:
+            objective += f" ({by_task})" if len(tasks) <= SHOWN_TASKS else f" in {len(tasks)} tasks"
         if data.get("plan_gain") is not None:
             objective += f", best plans {data['plan_gain']:+.3f} above growing nothing"
         facts = (
@@ -140,7 +144,9 @@ def run_directory(config: TrainingConfig) -> Path:
                 "continues with --telemetry-dir"
             )
         return checkpoints.parent
-    task = re.sub(r"[^\w.-]+", "-", "-".join(config.tasks))[:100]
+    task = re.sub(r"[^\w.-]+", "-", config.task if isinstance(config.task, str) else "-".join(config.task))[
+        :100
+    ]
     for n in count(1):
         directory = Path("runs") / f"{task}-{config.policy}-{config.seed}-{n}"
         try:
@@ -191,16 +197,21 @@ def memory_parts(config: TrainingConfig, task: TaskSpec) -> dict[str, int]:
 
 
 def show_results(history: Sequence[BatchSummary]) -> None:
-    """The first, the best and the last round; with several tasks also each task in them."""
+    """The first, the best and the last round; with a few tasks also each task in them."""
     heads = ("accuracy", "committed", "J", "reward", "added parameters", "rollbacks")
     table = Table(Column("round", no_wrap=True), *heads)
     best = max(history, key=lambda summary: summary.mean_objective)
     for name, row in {"first": history[0], "best J": best, "last": history[-1]}.items():
         table.add_row(f"{row.round_idx + 1} ({name})", *_figures(row))
-        if len(row.by_task) > 1:
+        if 1 < len(row.by_task) <= SHOWN_TASKS:
             for task, figures in row.by_task.items():
                 table.add_row(f"  {task}", *_figures(figures))
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    console.print(table)
+    if len(history[-1].by_task) > SHOWN_TASKS:
+        console.print(
+            f"means of {len(history[-1].by_task)} tasks; `esper report RUN` shows each", highlight=False
+        )
 
 
 def _figures(row: BatchSummary | TaskSummary) -> tuple[str, ...]:

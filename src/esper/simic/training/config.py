@@ -7,6 +7,7 @@ built."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
@@ -41,6 +42,21 @@ Policy = Literal["ppo", "heuristic", "random", "wait"]
 Granularity = Literal["plans", "parameters", "all"]
 
 
+_RANGE = re.compile(r"(\w+):(\d{1,6})-(\d{1,6})(,.*)?")
+"""Worlds of a family from one number to another, optionally with other sizes."""
+
+
+def _numbered(text: str) -> list[str]:
+    """The names of a range of worlds; any other text as it is."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return [text]
+    family, first, last, sizes = match.groups(default="")
+    if int(first) > int(last):
+        raise EsperError(f"config: task {text}: the first world, {first}, is behind the last, {last}")
+    return [f"{family}:{number}{sizes}" for number in range(int(first), int(last) + 1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
     """All settings of a run. The constructor also accepts lists for tuples, names for enum members and
@@ -48,7 +64,8 @@ class TrainingConfig:
 
     task: str | tuple[str, ...] = "digits_shift"
     """Name of the task, optionally with changes: digits_shift:base=8. `esper config tasks` lists them. With
-    several names one policy is trained on all of these tasks side by side."""
+    several names, or a range of worlds such as worlds_small:0-95, one policy is trained on all of these tasks
+    side by side."""
     policy: Policy = "ppo"
     """Policy that decides: ppo (trained), heuristic (fixed rules), random (uniform over legal actions) or
     wait (never acts)."""
@@ -166,6 +183,7 @@ class TrainingConfig:
         mode = LEAVES["reward.mode"]
         modes = tuple(_decode("ab_reward_modes", item, mode, "config") for item in self.ab_reward_modes)
         object.__setattr__(self, "ab_reward_modes", modes)
+        _ = self.tasks  # refuses a range that runs backwards
         if self.population is not None:
             check_population(self.population)
         if self.slots is not None:
@@ -263,8 +281,9 @@ class TrainingConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The names of all tasks."""
-        return (self.task,) if isinstance(self.task, str) else self.task
+        """The names of all tasks; those of a range of worlds one by one."""
+        given = (self.task,) if isinstance(self.task, str) else self.task
+        return tuple(name for text in given for name in _numbered(text))
 
     def to_train_kwargs(self) -> dict[str, Any]:
         """The fields as they are: `TrainingConfig(**config.to_train_kwargs()) == config`."""

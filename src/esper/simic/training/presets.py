@@ -61,6 +61,20 @@ PRESETS: Mapping[str, Preset] = {
     ),
     ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
     **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
+    "general": Preset(
+        "one policy for networks and data that it has never seen, from 96 training worlds (CPU hours)",
+        {
+            **_ALONE,
+            "task": "worlds_small:0-95",
+            "envs": 8,
+            "population": 8,
+            "rounds": 12,
+            "values_rounds": 12,
+            "values.steps": 600,
+            "values.lessons": 384,
+            "checkpoint_every": 1,
+        },
+    ),
     **{
         f"{task}_taught": Preset(f"{summary}; taught by the schedules that ship", {"task": task, **_TAUGHT})
         for task, summary in _DIGITS.items()
