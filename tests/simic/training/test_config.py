@@ -303,11 +303,11 @@ def test_each_layer_decides_exactly_what_it_names(data: st.DataObject) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_names_a_task_that_accepts_it(preset: str) -> None:
     config, origins = resolve(preset)
-    assert isinstance(config.task, str)
-    assert vectorized.resolve_task(config, get_task_spec(config.task)).name == config.task
+    for task in config.tasks:
+        assert vectorized.resolve_task(config, get_task_spec(task)).name == task
     if preset != "alone":
         assert origins["task"] == f"preset {preset}"
-        assert preset == "quickstart" or preset.startswith(config.task)
+        assert preset in ("quickstart", "general") or preset.startswith(config.task)
 
 
 # -- files and text ------------------------------------------------------------------------------------------
