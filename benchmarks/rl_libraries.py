@@ -2,9 +2,12 @@
 
 `python -m benchmarks.rl_libraries` trains sb3-contrib's MaskablePPO and RecurrentPPO and a TorchRL PPO on
 digits_shift with numbered plans, with three random seeds each, once with the library's own settings and once
-with settings like ours. Each curve is a JSON file in --out; a finished one is skipped, so a stopped campaign
-goes on where it was. `--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early
-(its curve says so and is trained anew next time), and `--table` prints what is there.
+with settings like ours. Esper's learner is beside them: with its own settings it is the preset `digits_shift`
+over all env-steps, action values included; with "ours" it is its PPO alone, on the same plans.
+
+Each curve is a JSON file in --out; a finished one is skipped, so a stopped campaign goes on where it was.
+`--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early (its curve says so and is
+trained anew next time), and `--table` prints what is there.
 
 Own settings: the defaults of the library, with `sparse` rewards. A default rollout is meant for one env, so
 its transitions are divided among ours; it has at least one episode. RecurrentPPO has no masks: its illegal
@@ -27,7 +30,15 @@ import numpy as np
 import torch
 
 from esper.gym import GrowthVectorEnv
+from esper.nissa import TelemetryHub
+from esper.proof.episodes import play
+from esper.proof.policies import Acting
+from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.ppo_update import PPOConfig
+from esper.simic.training import vectorized
+from esper.simic.training.evaluation import HELD_OUT
+from esper.simic.training.presets import resolve
+from esper.tamiyo import RecurrentPolicy
 
 TASK, ENVS = "digits_shift", 64
 STEPS, EVERY = 60_000, 7_500
@@ -61,12 +72,24 @@ class Judge:
     def __init__(self) -> None:
         self.env = GrowthVectorEnv(TASK, ENVS, held_out=True, on_illegal="wait")
 
-    def __call__(self, act: Act) -> list[float]:
+    def __call__(self, act: Act | RecurrentPolicy) -> list[float]:
+        if isinstance(act, RecurrentPolicy):
+            return self._natively(act)
         obs, _ = self.env.reset()
         for epoch in range(self.env.task.episode_length):
             chosen = act(obs, self.env.action_masks(), epoch == 0)
             obs, _, _, _, info = self.env.step(chosen)
         return info["objective"]["J"].tolist()
+
+    def _natively(self, policy: RecurrentPolicy) -> list[float]:
+        """The same networks, without the wrapper, which knows no memory."""
+        task = self.env.task
+
+        def make(networks: Sequence[int]) -> Acting:
+            return Acting(policy, networks, task.episode_length, root_seed=HELD_OUT)
+
+        played = play(task, make, root_seed=HELD_OUT, networks=range(ENVS))
+        return [one.outcome.objective for one in played]
 
 
 class Run:
@@ -81,7 +104,7 @@ class Run:
     def in_time(self) -> bool:
         return time.monotonic() - self.start < self.limit
 
-    def report(self, env_steps: int, act: Act, *, last: bool = False) -> None:
+    def report(self, env_steps: int, act: Act | RecurrentPolicy, *, last: bool = False) -> None:
         """Judge the policy, if that is due."""
         curve = self.curve
         if env_steps < self.due and not (last and env_steps > curve.points[-1][0]):
@@ -234,7 +257,29 @@ def torchrl_ppo(settings: str, seed: int, run: Run) -> None:
     run.report(done, act, last=True)
 
 
+def esper_learner(settings: str, seed: int, run: Run) -> None:
+    task = get_task_spec(TASK)
+    rounds = -(-run.steps // (ENVS * task.episode_length))
+    config, _ = resolve("digits_shift" if settings == "defaults" else None)
+    config = config.replace(task=TASK, envs=ENVS, rounds=rounds, seed=seed, checkpoint_every=0)
+    if settings == "defaults":
+        config = config.replace(values_rounds=max(rounds - 2, 1))
+    else:
+        config = config.replace(granularity="plans")
+    task = vectorized.resolve_task(config, task)
+    with vectorized.open_trainer(config, task, TelemetryHub()) as trainer:
+        for end in range(1, rounds + 1):
+            done = (end - 1) * ENVS * task.episode_length
+            if not run.in_time():
+                break
+            run.report(done, trainer.agent.policy)
+            trainer.run(until=end)
+        done = trainer.progress.round_idx * ENVS * task.episode_length
+        run.report(done, trainer.agent.policy, last=True)
+
+
 ALGORITHMS: dict[str, Callable[[str, int, Run], None]] = {
+    "esper": esper_learner,
     "maskable_ppo": maskable_ppo,
     "recurrent_ppo": recurrent_ppo,
     "torchrl_ppo": torchrl_ppo,

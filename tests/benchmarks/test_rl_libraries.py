@@ -22,7 +22,7 @@ def test_curves_are_saved_and_finished_ones_skipped(
     monkeypatch.setattr(rl_libraries, "ENVS", 8)
     command = ["--settings", "ours", "--seeds", "1", "--steps", "80", "--every", "40", "--out", str(tmp_path)]
     rl_libraries.main(command)
-    assert capsys.readouterr().out.count("env-steps J") == 9
+    assert capsys.readouterr().out.count("env-steps J") == 12
     curves = rl_libraries.load(tmp_path)
     assert sorted(curves) == [f"{name}-ours-1.json" for name in sorted(rl_libraries.ALGORITHMS)]
     for curve in curves.values():
