@@ -6,8 +6,8 @@ with settings like ours. Esper's learner is beside them: with its own settings i
 over all env-steps, action values included; with "ours" it is its PPO alone, on the same plans.
 
 Each curve is a JSON file in --out; a finished one is skipped, so a stopped campaign goes on where it was.
-`--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early (its curve says so and is
-trained anew next time), and `--table` prints what is there.
+`--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early (its curve says so and
+is trained anew next time), and `--table` prints what is there.
 
 Own settings: the defaults of the library, with `sparse` rewards. A default rollout is meant for one env, so
 its transitions are divided among ours; it has at least one episode. RecurrentPPO has no masks: its illegal
