@@ -279,3 +279,12 @@ def test_a_directory_in_use_is_bad_input(tmp_path, capsys, resume) -> None:
         code = esper(["train", "--preset=none", *flags, *where, *resume])
     assert code == 2
     assert f"{directory} is in use" in capsys.readouterr().err
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path) -> None:
+    train(tmp_path / "once", **QUICK)
+    shutil.copytree(tmp_path / "once", tmp_path / "twice")
+    train(tmp_path / "twice", **QUICK, resume="auto")
+    assert_same_run(tmp_path / "once", tmp_path / "twice")
+    for path in (tmp_path / "once" / "checkpoints").iterdir():
+        assert path.read_bytes() == (tmp_path / "twice" / "checkpoints" / path.name).read_bytes(), path.name

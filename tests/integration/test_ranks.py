@@ -176,7 +176,7 @@ def test_the_search_and_the_probe_do_not_depend_on_the_ranks(tmp_path) -> None:
 
 
 def prove_here(_ranks: Ranks, directory: Path, policy: str) -> None:
-    prove(WORLD, (policy,), networks=12, out=directory, sample=True)
+    prove(WORLD, policy=(policy,), networks=12, out=directory, sample=True)
 
 
 @pytest.mark.slow

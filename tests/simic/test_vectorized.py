@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import multiprocessing
 import inspect
 from contextlib import nullcontext
 
@@ -303,23 +304,30 @@ class TestResume:
         assert last_checkpoint(tmp_path / "run")[1]["progress"]["round_idx"] == 5
 
 
-@pytest.mark.slow
-def test_memory_does_not_grow_with_rounds() -> None:
+def count_objects(results) -> None:
+    """Objects and tensors after each round of a run."""
     counts = []
 
     class Counter(MemoryOutput):
         def emit(self, seq, event):
             if event.event_type == "batch_completed":
                 gc.collect()
-                counts.append(
-                    (len(gc.get_objects()), sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
-                )
+                objects = gc.get_objects()
+                counts.append((len(objects), sum(issubclass(type(o), torch.Tensor) for o in objects)))
 
-    hub = TelemetryHub([Counter()])
-    from unittest.mock import patch
-
-    with patch.object(vectorized, "get_hub", lambda: hub):
+    with vectorized.get_hub().attached(Counter()):
         train_ppo_vectorized(**{**SMALL, "rounds": 20})
+    results.put(counts)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rounds() -> None:
+    spawn = multiprocessing.get_context("spawn")  # what earlier tests left behind would be counted too
+    results = spawn.Queue()
+    process = spawn.Process(target=count_objects, args=(results,))
+    process.start()
+    counts = results.get(timeout=600)
+    process.join()
     tensors = [tensors for _, tensors in counts]
     assert max(tensors[10:]) <= max(tensors[2:10])
     # A summary of each round is kept; beyond that nothing may pile up.

@@ -122,7 +122,7 @@ class VectorizedPPOTrainer:
     def run(self, until: int | None = None) -> tuple[PPOAgent | None, list[BatchSummary]]:
         """Train to the end of the run, or of round `until`. A requested stop takes effect at the end of the
         current epoch."""
-        last = self.config.rounds if until is None else until
+        last, first = self.config.rounds if until is None else until, self.progress.round_idx
         while self.progress.round_idx < last and not self.stopped:
             if self.progress.epoch == 0:
                 self.begin_round()
@@ -155,7 +155,9 @@ class VectorizedPPOTrainer:
             if not self.stopped:
                 self._end_round()
         if self.progress.round_idx == self.config.rounds == last and not self.stopped:
-            self._finish()
+            if first < last:  # a finished run that is resumed has its last checkpoint
+                self._save()
+            self.end_run("finished")
         return self.agent, self.progress.history
 
     # -- rounds ----------------------------------------------------------------------------------------------
@@ -272,10 +274,6 @@ class VectorizedPPOTrainer:
         """Emit the last event of the run."""
         self.ended = True
         self.recorder.end_run(status, self.progress, message=message)
-
-    def _finish(self) -> None:
-        self._save()
-        self.end_run("finished")
 
     def _summary(self, outcomes: list[EpisodeOutcome]) -> BatchSummary:
         history = self.progress.history
