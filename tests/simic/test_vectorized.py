@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import gc
-import multiprocessing
 import inspect
+import multiprocessing
 from contextlib import nullcontext
 
 import pytest
