@@ -20,7 +20,7 @@ PRESET, TASK, NETWORKS, PROBE_NETWORKS = "quickstart", "digits_shift", 24, 128
 PROCESSES = min(2, os.cpu_count() or 1)
 DESCRIPTION = (
     "Train a policy on handwritten digits, compare it with its rivals, and print commands to try next. This "
-    "takes 6 to 7 minutes on two cores. Results are written to a new directory runs/demo-N."
+    "takes about 5 minutes on two cores. Results are written to a new directory runs/demo-N."
 )
 
 
