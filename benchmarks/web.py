@@ -33,10 +33,10 @@ from benchmarks.harness import Row
 from esper.simic import train_ppo_vectorized
 
 GOAL = 1.02
-PAIRS = 7
+PAIRS = 5
 """Many and short, so that the median forgets those in which the machine did something else."""
 TRAINING: dict[str, Any] = {
-    "task": "digits_impaired", "envs": 16, "rounds": 1, "episode_length": 25, "seed": 0
+    "task": "digits_impaired", "envs": 16, "rounds": 2, "episode_length": 25, "seed": 0
 }  # fmt: skip
 TOKEN = "benchmark"
 RUNS, EVENTS, WIDER, CLIENTS, STUCK = 1000, 100_000, 16, 20, 4
