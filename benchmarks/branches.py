@@ -25,7 +25,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import RecurrentPolicy, load_policy
 from esper.tamiyo.network import Hidden
-from esper.tamiyo.scripted import OP_HEAD, SLOT_HEAD, waiting
+from esper.tamiyo.scripted import operate, waiting
 
 FIRST = 810_000
 """Number of the first network."""
@@ -64,7 +64,7 @@ class Branching(Acting):
         for row in legal.any(1).nonzero().flatten().tolist():
             slot = int(legal[row].int().argmax())
             actions[row] = waiting(1)[0]
-            actions[row, SLOT_HEAD], actions[row, OP_HEAD] = slot, OP_PRUNE
+            operate(actions[row], slot, OP_PRUNE)
             self.seen[self.networks[row]] = torch.cat([obs.base[row], obs.slots[row, slot]]).double().numpy()
         return replace(step, actions=actions)
 

@@ -21,9 +21,7 @@ from torch import Tensor
 from benchmarks.plan_table import PlanTable
 from benchmarks.table_env import TableEnv
 from esper.leyline import (
-    OP_GERMINATE,
     ActionMasks,
-    GerminationStyle,
     PolicyObservation,
     TempoAction,
     stream_seed,
@@ -35,7 +33,7 @@ from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
-from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, waiting
+from esper.tamiyo.scripted import germinate, waiting
 
 ENVS = 64
 TWINS = 8
@@ -238,15 +236,7 @@ class Paths:
                 for kinds in product(range(blueprints), repeat=seeds):
                     path, plan = waiting(slots), [-1] * slots
                     for t, (slot, kind) in enumerate(zip(order, kinds, strict=True)):
-                        path[t, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                            [
-                                slot,
-                                kind,
-                                int(GerminationStyle.SIGMOID_ADD),
-                                int(TempoAction.INSTANT),
-                                OP_GERMINATE,
-                            ]
-                        )
+                        germinate(path[t], slot, kind)
                         plan[slot] = kind
                     actions.append(path)
                     plans.append(number[tuple(plan)])

@@ -34,7 +34,7 @@ from esper.simic import train_ppo_vectorized
 
 GOAL = 1.02
 PAIRS = 5
-"""Many and short, so that the median forgets those in which the machine did something else."""
+"""The median leaves out pairs in which the machine was busy with something else."""
 TRAINING: dict[str, Any] = {
     "task": "digits_impaired", "envs": 16, "rounds": 2, "episode_length": 25, "seed": 0
 }  # fmt: skip

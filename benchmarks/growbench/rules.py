@@ -7,32 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from esper.leyline import (
     OP_GERMINATE,
     ActionMasks,
     EsperError,
-    GerminationStyle,
     PolicyObservation,
     PolicyStep,
     blueprint_index,
 )
-from esper.proof.controls import OFFERED, keep_ripe
+from esper.proof.controls import OFFERED
 from esper.proof.episodes import Maker
 from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.columns import Feature, first_columns
 from esper.tamiyo.features import BASE, QUOTE, SLOT
-from esper.tamiyo.scripted import (
-    BLUEPRINT_HEAD,
-    OP_HEAD,
-    SLOT_HEAD,
-    STYLE_HEAD,
-    TEMPO_HEAD,
-    ScriptedPolicy,
-    as_step,
-    waiting,
-)
+from esper.tamiyo.scripted import ScriptedPolicy, as_step, germinate, keep_ripe, waiting
 
 Pair = tuple[str, str]
 """A slot and a blueprint."""
@@ -98,18 +87,10 @@ class RulePolicy(ScriptedPolicy):
             pairs = _legal_pairs(task, obs, legal, env) if in_time[env, task.tempo] else []
             answer = self._ask(env, obs, pairs)
             if answer is None:
-                keep_ripe(actions, legal, env)
+                keep_ripe(actions[env], legal[env])
                 continue
             slot, blueprint = answer
-            actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                [
-                    task.slots.index(slot),
-                    blueprint_index(blueprint),
-                    int(GerminationStyle.SIGMOID_ADD),
-                    int(task.tempo),
-                    OP_GERMINATE,
-                ]
-            )
+            germinate(actions[env], task.slots.index(slot), blueprint_index(blueprint), tempo=task.tempo)
         return as_step(actions)
 
     def _ask(self, env: int, obs: PolicyObservation, pairs: list[Pair]) -> Pair | None:

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 
 from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
     OP_GERMINATE,
     STYLE_ALPHA_ALGORITHMS,
     ActionMasks,
@@ -34,16 +32,7 @@ from esper.runtime.worlds import SIZE_PRICES, WASTE_PRICES
 from esper.simic.training.vector_env import VectorEnv
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import QUOTE
-from esper.tamiyo.scripted import (
-    BLUEPRINT_HEAD,
-    OP_HEAD,
-    SLOT_HEAD,
-    STYLE_HEAD,
-    TEMPO_HEAD,
-    ScriptedPolicy,
-    as_step,
-    waiting,
-)
+from esper.tamiyo.scripted import ScriptedPolicy, as_step, germinate, keep_ripe, waiting
 
 OFFERED = first_columns(QUOTE)["offered"]
 """Column of a quote: 1 where the blueprint may be germinated and can grow in the slot."""
@@ -122,21 +111,11 @@ class RandomPlacement(ScriptedPolicy):
                 if len(free):
                     stream = stream_seed(self.root_seed, "sampling", 0, self.networks[env], number)
                     slot = int(np.random.default_rng(stream).choice(free))
-                    actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                        [slot, blueprint, int(seed.style), int(self.tempo), OP_GERMINATE]
-                    )
+                    germinate(actions[env], slot, blueprint, style=seed.style, tempo=self.tempo)
                     self._planted[env] += 1
                     continue
-            keep_ripe(actions, legal, env)
+            keep_ripe(actions[env], legal[env])
         return as_step(actions)
-
-
-def keep_ripe(actions: torch.Tensor, legal: np.ndarray[Any, Any], env: int) -> None:
-    """Fossilize or advance the first seed of an env whose gate is open. `legal` is [E, 6, S]."""
-    for op in (OP_FOSSILIZE, OP_ADVANCE):
-        if legal[env, op].any():
-            actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([int(legal[env, op].argmax()), op])
-            return
 
 
 def random_placement(stratum: Sequence[Played], *, root_seed: int, tempo: TempoAction) -> Maker:

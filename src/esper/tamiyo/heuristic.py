@@ -24,7 +24,6 @@ from esper.leyline import (
     OP_PRUNE,
     ActionMasks,
     EsperError,
-    GerminationStyle,
     PolicyObservation,
     PolicyStep,
     TempoAction,
@@ -35,16 +34,7 @@ from esper.leyline import (
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import BASE, QUOTE, SLOT
 from esper.tamiyo.masks import blueprint_mask
-from esper.tamiyo.scripted import (
-    BLUEPRINT_HEAD,
-    OP_HEAD,
-    SLOT_HEAD,
-    STYLE_HEAD,
-    TEMPO_HEAD,
-    ScriptedPolicy,
-    as_step,
-    waiting,
-)
+from esper.tamiyo.scripted import ScriptedPolicy, as_step, germinate, operate, waiting
 
 NORMALISERS = {feature.name: feature.normaliser for feature in (*BASE, *SLOT, *QUOTE)}
 
@@ -146,19 +136,12 @@ class Heuristic(ScriptedPolicy):
         for env in range(len(actions)):
             if best[env] > 0:
                 slot, blueprint = divmod(int(choice[env]), net.shape[2])
-                heads = {
-                    STYLE_HEAD: int(GerminationStyle.SIGMOID_ADD),
-                    TEMPO_HEAD: int(self.config.tempo),
-                    SLOT_HEAD: slot,
-                    BLUEPRINT_HEAD: blueprint,
-                    OP_HEAD: OP_GERMINATE,
-                }
-                actions[env, list(heads)] = torch.tensor(list(heads.values()))
+                germinate(actions[env], slot, blueprint, tempo=self.config.tempo)
             elif (tended := self._tend(slots[env], legal[env])) is not None:
                 slot, op = tended
                 if op == OP_PRUNE:
                     self._pruned[env].add(blueprint_id(int(blueprints[env, slot])))
-                actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([slot, op])
+                operate(actions[env], slot, op)
         return as_step(actions)
 
     def _allowed(self, offered: Tensor) -> Tensor:

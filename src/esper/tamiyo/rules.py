@@ -11,35 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
     OP_GERMINATE,
     ActionMasks,
     EsperError,
-    GerminationStyle,
     PolicyObservation,
     PolicyStep,
-    TempoAction,
     blueprint_index,
     check_number,
 )
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import BASE, SLOT
 from esper.tamiyo.masks import blueprint_mask
-from esper.tamiyo.scripted import (
-    BLUEPRINT_HEAD,
-    OP_HEAD,
-    SLOT_HEAD,
-    STYLE_HEAD,
-    TEMPO_HEAD,
-    ScriptedPolicy,
-    as_step,
-    waiting,
-)
+from esper.tamiyo.scripted import ScriptedPolicy, as_step, germinate, keep_ripe, waiting
 
 BLUEPRINTS = ("conv_light", "depthwise", "mlp_small", "lora", "norm")
 """Blueprints to germinate, strongest first; the first that is offered is taken."""
@@ -77,30 +63,18 @@ class GrowthRule(ScriptedPolicy):
             raise EsperError(f"{len(masks.op)} envs, this policy was made for {len(self._planted)}")
         self._epoch += 1
         actions = waiting(len(masks.op))
-        base, legal, offered = obs.base.cpu(), masks.slot_by_op.cpu(), masks.blueprint.cpu()
+        base, legal, offered = obs.base.cpu(), masks.slot_by_op.cpu().numpy(), masks.blueprint.cpu()
         depths = obs.slots[..., _DEPTH].tolist()
         for env in range(len(actions)):
             self._since[env] += 1
-            free = legal[env, OP_GERMINATE].nonzero().flatten().tolist()
+            free = legal[env, OP_GERMINATE].nonzero()[0].tolist()
             names = [name for name in self.blueprints if offered[env, blueprint_index(name)]]
             if free and names and self._is_time(base[env], env):
                 self._planted[env] += 1
                 self._since[env] = 0
-                actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                    [
-                        max(free, key=depths[env].__getitem__),
-                        blueprint_index(names[0]),
-                        int(GerminationStyle.SIGMOID_ADD),
-                        int(TempoAction.INSTANT),
-                        OP_GERMINATE,
-                    ]
-                )
-                continue
-            for op in (OP_FOSSILIZE, OP_ADVANCE):
-                ready = legal[env, op].nonzero().flatten().tolist()
-                if ready:
-                    actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([ready[0], op])
-                    break
+                germinate(actions[env], max(free, key=depths[env].__getitem__), blueprint_index(names[0]))
+            else:
+                keep_ripe(actions[env], legal[env])
         return as_step(actions)
 
 

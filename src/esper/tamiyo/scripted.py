@@ -46,6 +46,34 @@ def waiting(envs: int) -> Tensor:
     return torch.tensor([[int(v) for v in IRRELEVANT_VALUES]]).repeat(envs, 1)
 
 
+def germinate(
+    action: Tensor,
+    slot: int,
+    blueprint: int,
+    *,
+    style: GerminationStyle = GerminationStyle.SIGMOID_ADD,
+    tempo: TempoAction = TempoAction.INSTANT,
+) -> None:
+    """Let an action [8] plant a seed."""
+    action[[SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
+        [slot, blueprint, int(style), int(tempo), OP_GERMINATE]
+    )
+
+
+def operate(action: Tensor, slot: int, op: int) -> None:
+    """Let an action [8] do something to a slot that has no further parameters."""
+    action[[SLOT_HEAD, OP_HEAD]] = torch.tensor([slot, op])
+
+
+def keep_ripe(action: Tensor, legal: np.ndarray[Any, Any]) -> None:
+    """Let an action [8] fossilize or advance the first seed whose gate is open, if there is one. `legal` is
+    [6, S]."""
+    for op in (OP_FOSSILIZE, OP_ADVANCE):
+        if legal[op].any():
+            operate(action, int(legal[op].argmax()), op)
+            return
+
+
 def as_step(actions: Tensor) -> PolicyStep:
     """Fixed actions as a decision: probability 1, no value, no recurrent state."""
     envs = len(actions)
@@ -195,18 +223,8 @@ class FixedSchedule(ScriptedPolicy):
             )
             if due is not None:
                 pending.remove(due)
-                actions[env, [SLOT_HEAD, BLUEPRINT_HEAD, STYLE_HEAD, TEMPO_HEAD, OP_HEAD]] = torch.tensor(
-                    [
-                        due.slot,
-                        blueprint_index(due.blueprint),
-                        int(due.style),
-                        int(due.tempo),
-                        OP_GERMINATE,
-                    ]
-                )
-                continue
-            for op in (OP_FOSSILIZE, OP_ADVANCE):
-                if legal[env, op].any():
-                    actions[env, [SLOT_HEAD, OP_HEAD]] = torch.tensor([int(legal[env, op].argmax()), op])
-                    break
+                seed = blueprint_index(due.blueprint)
+                germinate(actions[env], due.slot, seed, style=due.style, tempo=due.tempo)
+            else:
+                keep_ripe(actions[env], legal[env])
         return as_step(actions)

@@ -62,7 +62,7 @@ PRESETS: Mapping[str, Preset] = {
     ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
     **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
     "general": Preset(
-        "one policy for networks and data that it has never seen, from 96 training worlds (CPU hours)",
+        "one policy for networks and data that it has never seen, from 96 training worlds; takes CPU hours",
         {
             **_ALONE,
             "task": "worlds_small:0-95",
