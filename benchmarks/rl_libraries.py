@@ -7,7 +7,10 @@ over all env-steps, action values included; with "ours" it is its PPO alone, on 
 
 Each curve is a JSON file in --out; a finished one is skipped, so a stopped campaign goes on where it was.
 `--algorithm`, `--settings` and `--seeds` choose a part, `--minutes` ends a run early (its curve says so and
-is trained anew next time), and `--table` prints what is there.
+is trained anew next time), and `--table` prints what is there and draws it in `curves.svg`.
+
+A point of a curve is judged on the held-out networks 0 to 63, the finished policy on 64 to 319. All figures
+are paired with never growing in the same networks. Policies of Esper's own learner are kept beside its curves.
 
 Own settings: the defaults of the library, with `sparse` rewards. A default rollout is meant for one env, so
 its transitions are divided among ours; it has at least one episode. RecurrentPPO has no masks: its illegal
@@ -19,28 +22,31 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.drawing import Line, draw
 from esper.gym import GrowthVectorEnv
 from esper.nissa import TelemetryHub
-from esper.proof.episodes import play
+from esper.proof.episodes import Maker, play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.training import vectorized
 from esper.simic.training.evaluation import HELD_OUT
 from esper.simic.training.presets import resolve
-from esper.tamiyo import RecurrentPolicy
+from esper.tamiyo import AlwaysWait, RecurrentPolicy
 
 TASK, ENVS = "digits_shift", 64
+FINAL = 256
+"""Networks that a finished policy is judged on, after those of the curve."""
 STEPS, EVERY = 60_000, 7_500
 """Env-steps of a run, and between two evaluations."""
 SEEDS = (1, 2, 3)
@@ -50,16 +56,19 @@ Act = Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
 
 @dataclass
 class Curve:
-    """One run. Points are (env-steps, mean J of the held-out networks, half of its 95 % interval)."""
+    """One run. All figures are points of J above never growing."""
 
     algorithm: str
     settings: str
     seed: int
     task: str = TASK
-    networks: int = ENVS
     finished: bool = False
     seconds: float = 0.0
+    """Processor time, judging included."""
     points: list[tuple[int, float, float]] = field(default_factory=list)
+    """(env-steps, mean, half of its 95 % interval)."""
+    final: list[float] = field(default_factory=list)
+    """Of each network that the finished policy was judged on."""
 
     @property
     def path(self) -> str:
@@ -67,42 +76,55 @@ class Curve:
 
 
 class Judge:
-    """J of a policy on the held-out networks, one episode each, without exploration."""
+    """Points of J above never growing in held-out networks, one episode each, without exploration."""
 
-    def __init__(self) -> None:
-        self.env = GrowthVectorEnv(TASK, ENVS, held_out=True, on_illegal="wait")
+    def __init__(self, first: int, networks: int) -> None:
+        self.env = GrowthVectorEnv(TASK, networks, held_out=True, first_network=first, on_illegal="wait")
+        self.networks = range(first, first + networks)
+        self.never = self._natively(lambda _: AlwaysWait())
 
-    def __call__(self, act: Act | RecurrentPolicy) -> list[float]:
+    def __call__(self, act: Act | RecurrentPolicy) -> np.ndarray:
         if isinstance(act, RecurrentPolicy):
-            return self._natively(act)
+            return 100 * (self._natively(partial(self._acting, act)) - self.never)
         obs, _ = self.env.reset()
         for epoch in range(self.env.task.episode_length):
             chosen = act(obs, self.env.action_masks(), epoch == 0)
             obs, _, _, _, info = self.env.step(chosen)
-        return info["objective"]["J"].tolist()
+        return 100 * (info["objective"]["J"] - self.never)
 
-    def _natively(self, policy: RecurrentPolicy) -> list[float]:
-        """The same networks, without the wrapper, which knows no memory."""
-        task = self.env.task
+    def _acting(self, policy: RecurrentPolicy, networks: Sequence[int]) -> Acting:
+        return Acting(policy, networks, self.env.task.episode_length, root_seed=HELD_OUT)
 
-        def make(networks: Sequence[int]) -> Acting:
-            return Acting(policy, networks, task.episode_length, root_seed=HELD_OUT)
+    def _natively(self, make: Maker) -> np.ndarray:
+        """J in the same networks without the wrapper, which knows no memory."""
+        played = play(self.env.task, make, root_seed=HELD_OUT, networks=self.networks)
+        return np.array([one.outcome.objective for one in played])
 
-        played = play(task, make, root_seed=HELD_OUT, networks=range(ENVS))
-        return [one.outcome.objective for one in played]
+
+def mean_spread(values: np.ndarray) -> tuple[float, float]:
+    """Mean and half of its 95 % interval over networks."""
+    return float(values.mean()), float(1.96 * values.std(ddof=1) / math.sqrt(len(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """Of the points of a curve, and of the finished policy."""
+
+    points: Judge
+    final: Judge
 
 
 class Run:
     """One run in progress: its curve is saved after every point."""
 
     def __init__(
-        self, curve: Curve, out: Path, judge: Judge, *, steps: int, every: int, minutes: float
+        self, curve: Curve, out: Path, judges: Judges, *, steps: int, every: int, minutes: float
     ) -> None:
-        self.curve, self.out, self.judge, self.steps, self.every = curve, out, judge, steps, every
-        self.start, self.limit, self.due = time.monotonic(), 60 * minutes, 0
+        self.curve, self.out, self.judges, self.steps, self.every = curve, out, judges, steps, every
+        self.start, self.limit, self.due = time.process_time(), 60 * minutes, 0
 
     def in_time(self) -> bool:
-        return time.monotonic() - self.start < self.limit
+        return time.process_time() - self.start < self.limit
 
     def report(self, env_steps: int, act: Act | RecurrentPolicy, *, last: bool = False) -> None:
         """Judge the policy, if that is due."""
@@ -110,13 +132,14 @@ class Run:
         if env_steps < self.due and not (last and env_steps > curve.points[-1][0]):
             return
         self.due = env_steps + self.every
-        values = self.judge(act)
-        spread = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-        curve.points.append((env_steps, statistics.fmean(values), spread))
-        curve.seconds = time.monotonic() - self.start
-        curve.finished = env_steps >= self.steps
+        mean, spread = mean_spread(self.judges.points(act))
+        curve.points.append((env_steps, mean, spread))
+        if last and env_steps >= self.steps:
+            curve.final = self.judges.final(act).tolist()
+            curve.finished = True
+        curve.seconds = time.process_time() - self.start
         save(curve, self.out)
-        print(f"{curve.path} {env_steps} env-steps J {curve.points[-1][1]:.4f} ± {spread:.4f}", flush=True)
+        print(f"{curve.path} {env_steps} env-steps J - never {mean:.1f} ± {spread:.1f}", flush=True)
 
 
 def settings_of(name: str) -> dict[str, Any]:
@@ -276,6 +299,7 @@ def esper_learner(settings: str, seed: int, run: Run) -> None:
             trainer.run(until=end)
         done = trainer.progress.round_idx * ENVS * task.episode_length
         run.report(done, trainer.agent.policy, last=True)
+        trainer.agent.policy.save((run.out / run.curve.path).with_suffix(".safetensors"))
 
 
 ALGORITHMS: dict[str, Callable[[str, int, Run], None]] = {
@@ -298,16 +322,37 @@ def load(out: Path) -> dict[str, Curve]:
     return {file.name: Curve(**json.loads(file.read_text())) for file in files}
 
 
+def by_entry(curves: Iterable[Curve]) -> dict[str, list[Curve]]:
+    """The finished curves of each algorithm and settings, one per random seed."""
+    entries: dict[str, list[Curve]] = {}
+    for curve in curves:
+        if curve.finished:
+            entries.setdefault(f"{curve.algorithm}, {curve.settings}", []).append(curve)
+    return entries
+
+
 def table(curves: Sequence[Curve]) -> str:
-    """The last point of each curve, as Markdown."""
-    lines = ["| algorithm | settings | random seed | env-steps | J | finished |", "|---|---|---|---|---|---|"]
-    for c in curves:
-        steps, value, spread = c.points[-1]
-        done = "yes" if c.finished else "no"
+    """The finished policies of each algorithm, as Markdown: mean of the random seeds, and each alone."""
+    columns = ("algorithm, settings", "env-steps", "J − never, mean", "each random seed", "CPU minutes a run")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, runs in by_entry(curves).items():
+        mean, spread = mean_spread(np.mean([run.final for run in runs], axis=0))
+        each = [mean_spread(np.array(run.final)) for run in runs]
         lines.append(
-            f"| {c.algorithm} | {c.settings} | {c.seed} | {steps:,} | {value:.4f} ± {spread:.4f} | {done} |"
+            f"| {name} | {runs[0].points[-1][0]:,} | {mean:.1f} ± {spread:.1f} | "
+            f"{'; '.join(f'{m:.1f} ± {s:.1f}' for m, s in each)} | "
+            f"{np.mean([run.seconds for run in runs]) / 60:.0f} |"
         )
     return "\n".join(lines)
+
+
+def drawing(curves: Sequence[Curve]) -> str:
+    """Mean curves of each algorithm, with a band of one standard error over its random seeds, as SVG."""
+    lines = {}
+    for name, runs in by_entry(curves).items():
+        values = np.array([[mean for _, mean, _ in run.points] for run in runs])
+        lines[name] = Line([steps for steps, _, _ in runs[0].points], values)
+    return draw(f"{TASK}: J above never growing, points; 64 held-out networks, a line per learner", lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -324,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.table:
-        judge = Judge()
+        judges = Judges(Judge(0, ENVS), Judge(ENVS, FINAL))
         for algorithm in given.algorithm:
             for settings in given.settings:
                 for seed in given.seeds:
@@ -334,13 +379,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         run = Run(
                             curve,
                             given.out,
-                            judge,
+                            judges,
                             steps=given.steps,
                             every=given.every,
                             minutes=given.minutes,
                         )
                         ALGORITHMS[algorithm](settings, seed, run)
-    print(table(list(load(given.out).values())))
+    curves = list(load(given.out).values())
+    print(table(curves))
+    if by_entry(curves):
+        (given.out / "curves.svg").write_text(drawing(curves))
 
 
 if __name__ == "__main__":

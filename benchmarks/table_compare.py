@@ -17,13 +17,13 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import torch
 
+from benchmarks.drawing import Line, draw
 from benchmarks.plan_table import TABLES, PlanTable, load_table
 from benchmarks.table_learners import (
     ENVS,
@@ -42,18 +42,6 @@ from benchmarks.table_learners import (
 
 POINTS = 8
 """Points of a curve."""
-COLOURS = (
-    "#b0b0b0",
-    "#56b4e9",
-    "#999933",
-    "#0072b2",
-    "#009e73",
-    "#004d38",
-    "#d55e00",
-    "#cc79a7",
-    "#e69f00",
-    "#8c510a",
-)
 Array = npt.NDArray[np.float64]
 Run = Callable[[PlanTable, Split, int], Learned]
 
@@ -177,53 +165,11 @@ def markdown(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]
 
 
 def svg(table: PlanTable, curves: Mapping[str, Curve], seeds: Sequence[int]) -> str:
-    """The curves as a drawing: mean over random seeds, and a band of one standard error."""
-    width, height, left, top, right, bottom = 860, 440, 60, 40, 250, 50
-    most = max(curve.steps[-1] for curve in curves.values())
-    means = np.concatenate([curve.greedy.mean(0) for curve in curves.values()])
-    low, high = np.floor(min(means.min(), 0)) - 1, np.ceil(means.max()) + 1
-
-    def x(step: float) -> float:
-        return left + step / most * (width - left - right)
-
-    def y(value: float) -> float:
-        return top + (high - value) / (high - low) * (height - top - bottom)
-
+    """The curves as a drawing."""
     title = (
         f"{table.task}: J above never growing, points ({len(seeds)} random seeds, band: one standard error)"
     )
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="12">',
-        "<style>text { font-family: sans-serif }</style>",
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{left}" y="22" font-size="14">{escape(title)}</text>',
-    ]
-    for value in range(int(np.ceil(low)), int(high) + 1, max(1, round((high - low) / 8))):
-        parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
-            f'stroke="{"#444" if value == 0 else "#ddd"}"/>'
-            f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>'
-        )
-    for step in np.linspace(0, most, 5):
-        place = f'x="{x(step):.1f}" y="{height - bottom + 18}"'
-        parts.append(f'<text {place} text-anchor="middle">{step / 1000:.0f}k</text>')
-    parts.append(
-        f'<text x="{(left + width - right) / 2:.0f}" y="{height - 12}" text-anchor="middle">env-steps</text>'
-    )
-    for row, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[row % len(COLOURS)]
-        mean = curve.greedy.mean(0)
-        error = curve.greedy.std(0, ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else np.zeros_like(mean)
-        upper = [f"{x(s):.1f},{y(m + e):.1f}" for s, m, e in zip(curve.steps, mean, error, strict=True)]
-        lower = [f"{x(s):.1f},{y(m - e):.1f}" for s, m, e in zip(curve.steps, mean, error, strict=True)]
-        line = " ".join(f"{x(s):.1f},{y(m):.1f}" for s, m in zip(curve.steps, mean, strict=True))
-        parts.append(
-            f'<polygon points="{" ".join(upper + lower[::-1])}" fill="{colour}" opacity="0.15"/>'
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
-            f'<rect x="{width - right + 14}" y="{top + 22 * row}" width="14" height="4" fill="{colour}"/>'
-            f'<text x="{width - right + 34}" y="{top + 6 + 22 * row}">{escape(name)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return draw(title, {name: Line(curve.steps, curve.greedy) for name, curve in curves.items()})
 
 
 # -- the command ---------------------------------------------------------------------------------------------
