@@ -10,7 +10,7 @@ Each curve is a JSON file in --out; a finished one is skipped, so a stopped camp
 is trained anew next time), and `--table` prints what is there and draws it in `curves.svg`.
 
 A point of a curve is judged on the held-out networks 0 to 63, the finished policy on 64 to 319. All figures
-are paired with never growing in the same networks. Policies of Esper's own learner are kept beside its curves.
+are paired with never growing in the same networks. Policies of Esper's learner are kept beside its curves.
 
 Own settings: the defaults of the library, with `sparse` rewards. A default rollout is meant for one env, so
 its transitions are divided among ours; it has at least one episode. RecurrentPPO has no masks: its illegal
