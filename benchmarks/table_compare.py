@@ -38,6 +38,7 @@ from benchmarks.table_learners import (
     ppo_variants,
     search,
     search_at_random,
+    values_variants,
 )
 
 POINTS = 8
@@ -72,9 +73,10 @@ def algorithms(table: PlanTable, budget: Budget) -> dict[str, Run]:
         runs[name] = lambda t, s, seed, variant=variant: learn_ppo(  # type: ignore[misc]
             t, s, variant, seed=seed, rounds=budget.rounds, every=budget.every
         )
-    runs["action values"] = lambda t, s, seed: learn_values(
-        t, s, seed=seed, rounds=budget.rounds, every=budget.every
-    )
+    for name, own in values_variants().items():
+        runs[name] = lambda t, s, seed, own=own: learn_values(  # type: ignore[misc]
+            t, s, own, seed=seed, rounds=budget.rounds, every=budget.every
+        )
     searches = {"random plan search": search_at_random, "successive halving": halve}
     for name, find in searches.items():
         runs[name] = partial(_search, find, budget.steps, False)

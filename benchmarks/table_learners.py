@@ -27,7 +27,7 @@ from esper.leyline import (
     stream_seed,
 )
 from esper.simic.agent.normalization import RewardNormalizer
-from esper.simic.agent.plan_values import PlanValueLearner, ValuesConfig
+from esper.simic.agent.plan_values import PlanValueLearner, Replay, ValuesConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
@@ -306,10 +306,32 @@ def _stacked(steps: Sequence[Record]) -> Record:
 # -- action values -------------------------------------------------------------------------------------------
 
 
-def learn_values(table: PlanTable, split: Split, *, seed: int, rounds: int, every: int) -> Learned:
-    """An ensemble of action values that explores by Thompson sampling, as in `--values-rounds`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesVariant:
+    """Action values with some of their parts taken away."""
+
+    config: ValuesConfig = field(default_factory=ValuesConfig)
+    replay: bool = True
+    """Learn from all episodes so far, not from those of the last round alone."""
+    thompson: bool = True
+    """Twins follow the favourites of members of the ensemble, not random plans."""
+
+
+def values_variants() -> dict[str, ValuesVariant]:
+    return {
+        "action values": ValuesVariant(),
+        "action values, one member": ValuesVariant(config=ValuesConfig(members=1, share=1.0)),
+        "action values, no replay": ValuesVariant(replay=False),
+        "action values, random plans": ValuesVariant(thompson=False),
+    }
+
+
+def learn_values(
+    table: PlanTable, split: Split, variant: ValuesVariant, *, seed: int, rounds: int, every: int
+) -> Learned:
+    """Action values that choose what to play, as in `--values-rounds`."""
     env = TableEnv(table, split.train, envs=ENVS, seed=seed, twins=TWINS)
-    learner = PlanValueLearner(ValuesConfig(), BASE_DIM, SLOT_DIM, QUOTE_DIM, seed=seed)
+    learner = PlanValueLearner(variant.config, BASE_DIM, SLOT_DIM, QUOTE_DIM, seed=seed)
     space = PlanSpace(slice(0, ENVS), env.num_slots, tuple(range(len(table.blueprints))), TempoAction.INSTANT)
     everything = (torch.ones(BASE_DIM), torch.ones(SLOT_DIM), torch.ones(QUOTE_DIM))
     planner = PlanLearner(learner, [space], twins=TWINS, num_slots=env.num_slots, seen=everything)
@@ -320,10 +342,15 @@ def learn_values(table: PlanTable, split: Split, *, seed: int, rounds: int, ever
     learned.add(0, chosen_objective(table, split.test, rng.integers(len(plans), size=len(split.test))))
     for round_idx in range(rounds):
         env.begin_round(round_idx)
-        planner.begin(ENVS)
-        for _ in range(env.steps):
-            env.act(planner.decide(*env.observe()))
-        planner.finish(env.objectives().tolist())
+        if not variant.replay:
+            learner.replay = Replay()
+        if variant.thompson:
+            planner.begin(ENVS)
+            for _ in range(env.steps):
+                env.act(planner.decide(*env.observe()))
+            planner.finish(env.objectives().tolist())
+        else:
+            learn_random_plans(table, env.world[::TWINS], learner, rng)
         if (round_idx + 1) % every == 0 or round_idx + 1 == rounds:
             gains = learner.values.gains(sight, plans)
             members = torch.from_numpy(rng.integers(len(gains), size=len(split.test)))
@@ -334,6 +361,19 @@ def learn_values(table: PlanTable, split: Split, *, seed: int, rounds: int, ever
                 chosen_objective(table, split.test, own.argmax(-1).numpy()),
             )
     return learned
+
+
+def learn_random_plans(
+    table: PlanTable, worlds: Tensor, learner: PlanValueLearner, rng: np.random.Generator
+) -> None:
+    """One round in which one twin of each world grows nothing and the others play different random plans."""
+    drawn = np.concatenate(
+        [1 + rng.choice(len(table.plans) - 1, TWINS - 1, replace=False) for _ in range(len(worlds))]
+    )
+    index = torch.arange(len(worlds)).repeat_interleave(TWINS - 1)
+    own = worlds[index].numpy()
+    gain = torch.from_numpy(table.objective[drawn, own] - table.objective[0, own]).float()
+    learner.learn(table.sight.rows(worlds), index, torch.from_numpy(table.rows()[drawn]), gain)
 
 
 # -- searches ------------------------------------------------------------------------------------------------
@@ -423,3 +463,15 @@ def oracle(table: PlanTable, split: Split) -> float:
 def best_single(table: PlanTable, split: Split) -> float:
     """J of the plan that is best over all worlds to learn in."""
     return chosen_objective(table, split.test, int(table.objective[:, split.train].mean(1).argmax()))
+
+
+def by_condition(table: PlanTable, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """[W]: J of the plan that is best in the other worlds with the same label, so that no world's own luck is
+    rewarded. A world whose label no other has keeps the plan that is best over all others."""
+    chosen = np.empty(len(labels))
+    for world, label in enumerate(labels):
+        others = (labels == label) & (np.arange(len(labels)) != world)
+        if not others.any():
+            others = np.arange(len(labels)) != world
+        chosen[world] = table.objective[table.objective[:, others].mean(1).argmax(), world]
+    return chosen

@@ -1,0 +1,177 @@
+"""Policies that learned from J alone: the analysis of their proofs, and what a teacher leaves to learn.
+
+`python -m benchmarks.alone proof runs/prove-digits_shift/proof.json …` prints, for each policy alone, its
+paired differences to every rival with 95 % intervals, and whether the hypotheses of `docs/results.md` hold.
+
+`python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
+teachers, on the networks of those proofs.
+
+`python -m benchmarks.alone left` asks on the table of plans of digits_shift what is left to gain beyond the
+best plan of each pattern of crippled blocks: by everything that is drawn about a network, and by a choice in
+hindsight."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.plan_table import load_table
+from benchmarks.play import EMBEDDED
+from benchmarks.table_learners import by_condition
+from esper._statistics import Estimate, paired
+from esper.proof.compare import LEARNED, Cohorts, ProofConfig, acting
+from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.simic.training.evaluation import TRAINING
+from esper.simic.training.probe import ProbePolicy, fit_probe, task_schedules
+from esper.tamiyo import FixedSchedule
+from esper.tamiyo.shipped import load_policy, shipped_schedules
+
+NETWORKS, FIRST = 384, 30_000
+ABOVE_ZERO = {
+    "digits_shift": ("static", "random", "heuristic", "fixed_schedule"),
+    "digits_impaired": ("static", "random", "heuristic"),
+    "digits_scale": ("static", "random", "heuristic"),
+    "digits_baseline": ("static", "random", "heuristic"),
+}
+"""Rivals that every policy of a task must beat: the lower bound of the interval is above 0."""
+WITHIN_ONE = {
+    "digits_shift": ("probe", "static_final"),
+    "digits_impaired": ("fixed_schedule", "static_final"),
+    "digits_scale": ("fixed_schedule", "static_final"),
+    "digits_baseline": ("fixed_schedule", "static_final"),
+}
+"""Rivals that every policy must come close to: the lower bound is at least -1.0."""
+
+
+def in_points(estimate: Estimate) -> str:
+    """A difference of J in points of 100."""
+    return f"{100 * estimate.value:.1f} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def verdicts(task: str, rival: str, differences: Sequence[Estimate]) -> str:
+    """Whether the hypothesis about this rival holds, for each policy; nothing if there is none."""
+    if rival in ABOVE_ZERO[task]:
+        held = [estimate.low > 0 for estimate in differences]
+        return f"> 0: {_counted(held)}"
+    if rival in WITHIN_ONE[task]:
+        held = [100 * estimate.low >= -1.0 for estimate in differences]
+        return f"≥ −1.0: {_counted(held)}"
+    return ""
+
+
+def _counted(held: Sequence[bool]) -> str:
+    return "holds" if all(held) else f"**holds for {sum(held)} of {len(held)}**"
+
+
+def proof_table(proof: dict[str, Any]) -> str:
+    """Rivals and policies of one proof, as Markdown."""
+    task, policies = proof["task"], proof["policies"]
+    title = f"`{task}`, {proof['settings']['networks']} networks from {proof['settings']['first_network']:,}"
+    columns = ("rival", "J of the rival", "J − rival, all policies", *policies, "hypothesis")
+    lines = [title, "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for rival, difference in proof["learned_minus"].items():
+        each = [Estimate(**own["mean"]) for own in difference["J"]["by_policy"]]
+        together = in_points(Estimate(**difference["J"]["mean"]))
+        cells = [
+            f"`{rival}`",
+            in_points(Estimate(**proof["cohorts"][rival]["J"]["mean"])),
+            together,
+            *(in_points(own) for own in each),
+            verdicts(task, rival, each),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines.append(f"| `{LEARNED}` | {in_points(Estimate(**proof['cohorts'][LEARNED]['J']['mean']))} |")
+    return "\n".join(lines)
+
+
+def teacher_schedules(task: str) -> Path:
+    """The schedules that the taught policy of a task learned from, if a later search has replaced them; else
+    those that ship for the task."""
+    former = shipped_schedules(f"{task}_taught")
+    return former if former.is_file() else shipped_schedules(task)
+
+
+def teacher_row(name: str, networks: int, first: int) -> str:
+    """J of a taught policy, of its teacher, and the difference."""
+    task = get_task_spec(name)
+    cohorts = Cohorts(task, ProofConfig(networks=networks, first_network=first), lambda *_: lambda _: None)
+    schedules = task_schedules(task, teacher_schedules(name))
+    if schedules.by_pattern:
+        probe = fit_probe(task, cohorts.config.probe_networks, root_seed=schedules.root_seed)
+        by_pattern = {pattern: result.schedule for pattern, result in schedules.by_pattern.items()}
+        cohorts.add("teacher", lambda _: ProbePolicy(probe, by_pattern))
+    else:
+        cohorts.add("teacher", lambda envs: FixedSchedule([schedules.best.schedule] * len(envs)))
+    cohorts.add(LEARNED, acting(task, load_policy(f"{name}_taught-1"), cohorts.config))
+    taught, teacher = (cohorts.values(cohort, "J")[0] for cohort in (LEARNED, "teacher"))
+    cells = [f"{100 * taught.mean():.1f}", f"{100 * teacher.mean():.1f}", in_points(paired(taught, teacher))]
+    return f"| `{name}` | {' | '.join(cells)} |"
+
+
+def left_to_gain(name: str) -> str:
+    """What knowledge about a network is worth on the table, each plan chosen in other worlds."""
+    table, task = load_table(name), get_task_spec(name)
+    worlds = range(table.first_world, table.first_world + table.objective.shape[1])
+    drawn = [draw_condition(task, TRAINING, 0, world) for world in worlds]
+    labels = {
+        "nothing": [() for _ in drawn],
+        "crippled blocks": [one.crippled for one in drawn],
+        "crippled blocks and size of the training set": [(one.crippled, one.train_size) for one in drawn],
+        "all that is drawn": [
+            (one.crippled, one.train_size, one.label_noise, one.learning_rate) for one in drawn
+        ],
+    }
+    objective = {what: by_condition(table, _numbered(own)) for what, own in labels.items()}
+    objective["its own result, in hindsight"] = table.objective.max(0)
+    never, blocks = table.objective[0], objective["crippled blocks"]
+    lines = [
+        f"{name}: {len(table.plans)} plans, {len(worlds)} worlds; points of J",
+        "",
+        "| the plan is chosen by | minus never growing | minus the choice by crippled blocks |",
+        "|---|---|---|",
+    ]
+    for what, values in objective.items():
+        lines.append(f"| {what} | {in_points(paired(values, never))} | {in_points(paired(values, blocks))} |")
+    return "\n".join(lines)
+
+
+def _numbered(labels: Sequence[Any]) -> np.ndarray:
+    kinds = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return np.array([kinds[label] for label in labels])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.alone",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = parser.add_subparsers(dest="part", required=True)
+    proofs = parts.add_parser("proof", help="tables of proofs")
+    proofs.add_argument("files", type=Path, nargs="+", metavar="PROOF.json")
+    teachers = parts.add_parser("teacher", help="taught policies beside their teachers")
+    teachers.add_argument("--tasks", nargs="+", choices=EMBEDDED, default=EMBEDDED)
+    teachers.add_argument("--networks", type=int, default=NETWORKS)
+    teachers.add_argument("--first-network", type=int, default=FIRST)
+    left = parts.add_parser("left", help="what is left to gain on a table of plans")
+    left.add_argument("task", nargs="?", default="digits_shift")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if given.part == "proof":
+        print("\n\n".join(proof_table(json.loads(file.read_text())) for file in given.files))
+    elif given.part == "teacher":
+        print("| task | taught | teacher | taught − teacher |\n|---|---|---|---|")
+        for name in given.tasks:
+            print(teacher_row(name, given.networks, given.first_network), flush=True)
+    else:
+        print(left_to_gain(given.task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The analysis of proofs: verdicts on hypotheses, and the command on a real proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.alone import in_points, main, verdicts
+
+from esper._statistics import Estimate
+from esper.scripts import prove
+
+
+def test_a_hypothesis_is_about_the_lower_bound() -> None:
+    good, bad = Estimate(0.02, 0.001, 0.04), Estimate(0.02, -0.001, 0.04)
+    assert verdicts("digits_shift", "heuristic", [good, good]) == "> 0: holds"
+    assert "1 of 2" in verdicts("digits_shift", "heuristic", [good, bad])
+    close, far = Estimate(-0.001, -0.01, 0.01), Estimate(-0.001, -0.0101, 0.01)
+    assert verdicts("digits_shift", "probe", [close]) == "≥ −1.0: holds"
+    assert "0 of 1" in verdicts("digits_shift", "probe", [far])
+    assert verdicts("digits_shift", "periodic", [good]) == ""
+    assert in_points(good) == "2.0 [0.1, 4.0]"
+
+
+def test_the_table_of_a_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--task", "digits_shift", "--policy", "digits_shift-1", "digits_shift-2", "--networks", "2"]
+    assert prove.main([*arguments, "--probe-networks", "64", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    main(["proof", str(tmp_path / "proof.json")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("`digits_shift`, 2 networks from 0")
+    row = next(line for line in lines if line.startswith("| `heuristic`"))
+    assert row.count("|") == 7
+    assert "> 0:" in row
