@@ -38,6 +38,9 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
     assert origin["seed"] == origin["config"]["seed"] == 42
     assert origin["config"]["task"] == "digits_impaired"
     assert {"command", "commit", "dirty", "versions", "checkpoint"} <= set(origin)
+    (only_round,) = origin["curve"]
+    assert only_round["env_steps"] > 0
+    assert 0 < only_round["J"] < 1
     assert read_archive(weights, kind="policy")[1]["kind"] == "policy"
     monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     assert shipped_policies() == ["small"]
@@ -49,7 +52,7 @@ def test_a_shipped_policy_says_where_it_came_from(run, tmp_path, monkeypatch):
 def test_every_policy_that_ships_loads_and_says_where_it_came_from():
     taught = {f"digits_{task}_taught" for task in ("baseline", "impaired", "scale", "shift")}
     assert {name.rsplit("-", 1)[0] for name in shipped_policies()} == taught | {
-        f"digits_{task}" for task in ("baseline", "impaired", "shift")
+        f"digits_{task}" for task in ("baseline", "impaired", "scale", "shift")
     }
     for name in shipped_policies():
         load_policy(name)

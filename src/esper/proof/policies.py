@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from esper._files import write_atomic
-from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep
+from esper.leyline import ActionMasks, EsperError, PolicyObservation, PolicyStep, TelemetryEventType
 from esper.nissa import RunDirectory
 from esper.proof.episodes import Maker
 from esper.runtime.tasks import TaskSpec
@@ -35,12 +35,24 @@ def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SH
         "checkpoint": checkpoint.name,
         "versions": run.info["versions"],
         "config": run.config,
+        "curve": learning_curve(run),
     }
     write_atomic(
         path.with_suffix(".json"),
         orjson.dumps(origin, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
     )
     return path
+
+
+def learning_curve(run: RunDirectory) -> list[dict[str, float | None]]:
+    """Each round of a run: env-steps so far, mean J, J of the best plans above growing nothing (None without
+    action values), and seconds."""
+    names = {"env_steps": "env_steps", "J": "avg_objective", "plan_gain": "plan_gain", "seconds": "seconds"}
+    return [
+        {name: event["data"][field] for name, field in names.items()}
+        for event in run.events()
+        if event["event_type"] == TelemetryEventType.BATCH_COMPLETED
+    ]
 
 
 Sight = Callable[[PolicyObservation], PolicyObservation]
