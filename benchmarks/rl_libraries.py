@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.drawing import Line, draw
+from benchmarks.curves import Line, draw
 from esper.gym import GrowthVectorEnv
 from esper.nissa import TelemetryHub
 from esper.proof.episodes import Maker, play

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from benchmarks import attach, data, dist, gym, kasmina, simic, startup, system, tamiyo, web
 from benchmarks.harness import Datasets, Row, interleave
+from esper.scripts.process import use_one_core
 
 PARTS: dict[str, Callable[[Datasets], Iterable[Row]]] = {
     "kasmina": lambda _: kasmina.rows(),
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--offline", action="store_true", help="do not fetch missing datasets")
     parser.add_argument("--out", type=Path, default=Path("bench.json"), help="file for the figures")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_one_core()
     console = Console()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     datasets = Datasets(fetch=not given.offline, say=say)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import orjson
 import torch
 
-from benchmarks.drawing import Line, draw
+from benchmarks.curves import Line, draw
 from benchmarks.plan_table import TABLES, PlanTable, load_table
 from benchmarks.table_learners import (
     ENVS,

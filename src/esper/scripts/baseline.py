@@ -130,8 +130,9 @@ def measure(names: Sequence[str] = tuple(RUNS)) -> tuple[dict[str, Any], dict[st
     import torch
 
     from esper.runtime.data import MissingDataError
+    from esper.scripts.process import use_one_core
 
-    torch.set_num_threads(1)
+    use_one_core()
     runs, missing = {}, {}
     for name in names:
         try:

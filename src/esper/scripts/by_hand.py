@@ -22,6 +22,7 @@ from esper.kasmina import (
 from esper.leyline import GateConfig, Pacing, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, load_dataset, test_batches, validation_split
 from esper.scripts.karn import reader
+from esper.scripts.process import use_one_core
 from esper.simic.seed_management import advance_active_seed
 
 ROWS, EPOCHS = 16, 24
@@ -35,7 +36,7 @@ def by_hand() -> None:
     """Train sixteen small networks on handwritten digits and grow eight of them on a fixed schedule, without
     a policy. This takes 20 seconds. The test accuracy of grown and static networks is printed, and all
     networks are saved to runs/by_hand."""
-    torch.set_num_threads(1)
+    use_one_core()
     console = Console()
     split = validation_split(load_dataset("digits"), 256, 0)
     # Rows i and i + 8 start from the same weights and see the same batches: the comparison is paired.

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
 from esper.proof.grown import evaluate
+from esper.scripts.process import use_one_core
 from esper.scripts.prove import task_command
 
 
@@ -21,7 +21,7 @@ def eval(directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar=
     Args:
         directory: Directory that was the --out of `esper grow`.
     """
-    torch.set_num_threads(1)
+    use_one_core()
     record, accuracy = evaluate(directory)
     print(
         f"{record.task}, network {record.network} of random seed {record.root_seed}, grown by {record.policy}"

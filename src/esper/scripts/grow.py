@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from rich.table import Table
 
@@ -15,6 +14,7 @@ from esper.proof.grown import PLAIN, RECORD, check_empty, evaluate, network_to_g
 from esper.proof.grown import grow as grow_network
 from esper.runtime.tasks import Condition, TaskSpec, parse_task
 from esper.scripts.karn import console, optional
+from esper.scripts.process import use_one_core
 from esper.scripts.prove import bars, task_command, writable
 
 FirstCrippled = optional("INT", "the first network with a crippled block, or 0 if the task cripples none")
@@ -47,7 +47,7 @@ def grow(
         seed: Random seed.
         sample: Sample the policy's actions instead of taking the most likely ones.
     """
-    torch.set_num_threads(1)
+    use_one_core()
     spec = parse_task(task)
     number = network_to_grow(spec, seed) if network is None else network
     writable(check_empty(out))

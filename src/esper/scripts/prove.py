@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-import torch
 import tyro
 from rich.console import Console
 from rich.progress import (
@@ -40,6 +39,7 @@ from esper.runtime.worlds import HELD_OUT_WORLDS
 from esper.scripts.cli import fail, import_modules
 from esper.scripts.karn import console, optional, reader
 from esper.scripts.launch import launch, take_processes
+from esper.scripts.process import use_one_core
 from esper.simic.ranks import ALONE, Ranks, current, joined, telling
 from esper.simic.training.probe import task_schedules
 from esper.tamiyo import RecurrentPolicy, Schedules, load_policy, save_schedules, shipped_schedules
@@ -365,7 +365,7 @@ _command = task_command(wraps(prove)(_told))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    torch.set_num_threads(1)
+    use_one_core()
     try:
         processes, remaining = take_processes(sys.argv[1:] if arguments is None else arguments)
         if processes > 1:

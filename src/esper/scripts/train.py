@@ -17,7 +17,6 @@ from statistics import fmean
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
@@ -29,6 +28,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail
 from esper.scripts.config import parse
 from esper.scripts.launch import launch, take_processes
+from esper.scripts.process import use_one_core
 from esper.simic.ranks import Ranks, joined, restarted
 from esper.simic.training.config import TrainingConfig, flatten
 
@@ -290,7 +290,7 @@ def train(config: TrainingConfig) -> tuple[list[BatchSummary], ABResult | None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    torch.set_num_threads(1)
+    use_one_core()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         processes, remaining = take_processes(given)
