@@ -3,6 +3,9 @@
 `python -m benchmarks.alone proof runs/prove-digits_shift/proof.json …` prints, for each policy alone, its
 paired differences to every rival with 95 % intervals, and whether the hypotheses of `docs/results.md` hold.
 
+`python -m benchmarks.alone policy runs/long --proof runs/prove-digits_shift/proof.json` plays one more policy on
+the networks of a proof and compares it with the cohorts there.
+
 `python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
 teachers, on the networks of those proofs.
 
@@ -90,6 +93,20 @@ def proof_table(proof: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def policy_table(name: str, proof: dict[str, Any]) -> str:
+    """Paired differences between one more policy and the cohorts of a proof, as Markdown."""
+    task, settings = get_task_spec(proof["task"]), proof["settings"]
+    config = ProofConfig(networks=settings["networks"], first_network=settings["first_network"])
+    cohorts = Cohorts(task, config, lambda *_: lambda _: None)
+    cohorts.add(LEARNED, acting(task, load_policy(name), config))
+    (ours,) = cohorts.values(LEARNED, "J")
+    lines = [f"| cohort of the proof | {name}, J {100 * ours.mean():.1f}, minus it |", "|---|---|"]
+    for cohort, strata in proof["episodes"].items():
+        theirs = np.array([[one["outcome"]["objective"] for one in stratum] for stratum in strata])
+        lines.append(f"| `{cohort}` | {in_points(paired(ours, theirs.mean(0)))} |")
+    return "\n".join(lines)
+
+
 def teacher_schedules(task: str) -> Path:
     """The schedules that the taught policy of a task learned from, if a later search has replaced them; else
     those that ship for the task."""
@@ -155,6 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     proofs = parts.add_parser("proof", help="tables of proofs")
     proofs.add_argument("files", type=Path, nargs="+", metavar="PROOF.json")
+    policies = parts.add_parser("policy", help="one more policy on the networks of a proof")
+    policies.add_argument("policy", help="name, file or run of the policy")
+    policies.add_argument("--proof", type=Path, required=True, metavar="PROOF.json")
     teachers = parts.add_parser("teacher", help="taught policies beside their teachers")
     teachers.add_argument("--tasks", nargs="+", choices=EMBEDDED, default=EMBEDDED)
     teachers.add_argument("--networks", type=int, default=NETWORKS)
@@ -165,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     if given.part == "proof":
         print("\n\n".join(proof_table(json.loads(file.read_text())) for file in given.files))
+    elif given.part == "policy":
+        print(policy_table(given.policy, json.loads(given.proof.read_text())))
     elif given.part == "teacher":
         print("| task | taught | teacher | taught − teacher |\n|---|---|---|---|")
         for name in given.tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,9 @@ def test_the_table_of_a_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     row = next(line for line in lines if line.startswith("| `heuristic`"))
     assert row.count("|") == 7
     assert "> 0:" in row
+    main(["policy", "digits_shift-1", "--proof", str(tmp_path / "proof.json")])
+    rows = capsys.readouterr().out.splitlines()
+    # It is one of the two policies of the proof, on the same networks.
+    proof = json.loads((tmp_path / "proof.json").read_bytes())
+    (own, _) = proof["learned_minus"]["heuristic"]["J"]["by_policy"]
+    assert f"| `heuristic` | {in_points(Estimate(**own['mean']))} |" in rows
