@@ -3,8 +3,8 @@
 `python -m benchmarks.alone proof runs/prove-digits_shift/proof.json …` prints, for each policy alone, its
 paired differences to every rival with 95 % intervals, and whether the hypotheses of `docs/results.md` hold.
 
-`python -m benchmarks.alone policy runs/long --proof runs/prove-digits_shift/proof.json` plays one more policy on
-the networks of a proof and compares it with the cohorts there.
+`python -m benchmarks.alone policy runs/long --proof runs/prove-digits_shift/proof.json` plays one more policy
+on the networks of a proof and compares it with the cohorts there.
 
 `python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
 teachers, on the networks of those proofs.
