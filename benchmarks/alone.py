@@ -6,6 +6,9 @@ paired differences to every rival with 95 % intervals, and whether the hypothese
 `python -m benchmarks.alone policy runs/long --proof runs/prove-digits_shift/proof.json` plays one more policy
 on the networks of a proof and compares it with the cohorts there.
 
+`python -m benchmarks.alone fresh --policy runs/a runs/b --first-network 40000` plays policies of digits_shift
+on other networks beside the rivals that matter most: never growing, the heuristic, the schedule, the probe.
+
 `python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
 teachers, on the networks of those proofs.
 
@@ -29,10 +32,13 @@ from benchmarks.play import EMBEDDED
 from benchmarks.table_learners import by_condition
 from esper._statistics import Estimate, paired
 from esper.proof.compare import LEARNED, Cohorts, ProofConfig, acting
+from esper.proof.episodes import Maker
+from esper.proof.policies import simple_makers
 from esper.runtime.tasks import draw_condition, get_task_spec
-from esper.simic.training.evaluation import TRAINING
+from esper.simic.training.evaluation import HELD_OUT, TRAINING
 from esper.simic.training.probe import ProbePolicy, fit_probe, task_schedules
 from esper.tamiyo import FixedSchedule
+from esper.tamiyo.schedules import Schedules
 from esper.tamiyo.shipped import load_policy, shipped_schedules
 
 NETWORKS, FIRST = 384, 30_000
@@ -107,6 +113,40 @@ def policy_table(name: str, proof: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def schedule_of(schedules: Schedules) -> Maker:
+    """The best schedule for all networks."""
+    return lambda networks: FixedSchedule([schedules.best.schedule] * len(networks))
+
+
+def probe_of(cohorts: Cohorts, schedules: Schedules) -> Maker:
+    """The best schedule for the pattern of crippled blocks that a linear probe predicts."""
+    probe = fit_probe(cohorts.task, cohorts.config.probe_networks, root_seed=schedules.root_seed)
+    by_pattern = {pattern: result.schedule for pattern, result in schedules.by_pattern.items()}
+    return lambda _: ProbePolicy(probe, by_pattern)
+
+
+def fresh_table(policies: Sequence[str], networks: int, first: int) -> str:
+    """Policies of digits_shift on networks that no proof has used, as Markdown."""
+    task = get_task_spec("digits_shift")
+    cohorts = Cohorts(task, ProofConfig(networks=networks, first_network=first), lambda *_: lambda _: None)
+    schedules, simple = task_schedules(task, shipped_schedules(task.name)), simple_makers(task, HELD_OUT)
+    rivals = {"static": simple["static"], "heuristic": simple["heuristic"]}
+    rivals |= {"fixed_schedule": schedule_of(schedules), "probe": probe_of(cohorts, schedules)}
+    for rival, make in rivals.items():
+        cohorts.add(rival, make)
+    for name in policies:
+        cohorts.add(LEARNED, acting(task, load_policy(name), cohorts.config))
+    ours = cohorts.values(LEARNED, "J")
+    columns = ("rival", "J of the rival", "J − rival, all policies", *policies)
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for rival in rivals:
+        (theirs,) = cohorts.values(rival, "J")
+        each = [in_points(paired(own, theirs)) for own in ours]
+        together = in_points(paired(ours.T, np.broadcast_to(theirs, ours.shape).T))
+        lines.append(f"| `{rival}` | {100 * theirs.mean():.1f} | {together} | {' | '.join(each)} |")
+    return "\n".join([*lines, f"| `{LEARNED}` | {100 * ours.mean():.1f} |"])
+
+
 def teacher_schedules(task: str) -> Path:
     """The schedules that the taught policy of a task learned from, if a later search has replaced them; else
     those that ship for the task."""
@@ -119,12 +159,7 @@ def teacher_row(name: str, networks: int, first: int) -> str:
     task = get_task_spec(name)
     cohorts = Cohorts(task, ProofConfig(networks=networks, first_network=first), lambda *_: lambda _: None)
     schedules = task_schedules(task, teacher_schedules(name))
-    if schedules.by_pattern:
-        probe = fit_probe(task, cohorts.config.probe_networks, root_seed=schedules.root_seed)
-        by_pattern = {pattern: result.schedule for pattern, result in schedules.by_pattern.items()}
-        cohorts.add("teacher", lambda _: ProbePolicy(probe, by_pattern))
-    else:
-        cohorts.add("teacher", lambda envs: FixedSchedule([schedules.best.schedule] * len(envs)))
+    cohorts.add("teacher", probe_of(cohorts, schedules) if schedules.by_pattern else schedule_of(schedules))
     cohorts.add(LEARNED, acting(task, load_policy(f"{name}_taught-1"), cohorts.config))
     taught, teacher = (cohorts.values(cohort, "J")[0] for cohort in (LEARNED, "teacher"))
     cells = [f"{100 * taught.mean():.1f}", f"{100 * teacher.mean():.1f}", in_points(paired(taught, teacher))]
@@ -175,6 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policies = parts.add_parser("policy", help="one more policy on the networks of a proof")
     policies.add_argument("policy", help="name, file or run of the policy")
     policies.add_argument("--proof", type=Path, required=True, metavar="PROOF.json")
+    fresh = parts.add_parser("fresh", help="policies of digits_shift on other networks")
+    fresh.add_argument("--policy", nargs="+", required=True)
+    fresh.add_argument("--networks", type=int, default=NETWORKS)
+    fresh.add_argument("--first-network", type=int, required=True)
     teachers = parts.add_parser("teacher", help="taught policies beside their teachers")
     teachers.add_argument("--tasks", nargs="+", choices=EMBEDDED, default=EMBEDDED)
     teachers.add_argument("--networks", type=int, default=NETWORKS)
@@ -187,6 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("\n\n".join(proof_table(json.loads(file.read_text())) for file in given.files))
     elif given.part == "policy":
         print(policy_table(given.policy, json.loads(given.proof.read_text())))
+    elif given.part == "fresh":
+        print(fresh_table(given.policy, given.networks, given.first_network))
     elif given.part == "teacher":
         print("| task | taught | teacher | taught − teacher |\n|---|---|---|---|")
         for name in given.tasks:

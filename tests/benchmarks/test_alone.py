@@ -39,3 +39,13 @@ def test_the_table_of_a_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     proof = json.loads((tmp_path / "proof.json").read_bytes())
     (own, _) = proof["learned_minus"]["heuristic"]["J"]["by_policy"]
     assert f"| `heuristic` | {in_points(Estimate(**own['mean']))} |" in rows
+
+
+@pytest.mark.slow
+def test_policies_on_fresh_networks_and_their_teacher(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--networks", "2", "--first-network", "50"]
+    main(["fresh", "--policy", "digits_shift-1", *size])
+    rivals = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rivals == ["`static`", "`heuristic`", "`fixed_schedule`", "`probe`", "`learned`"]
+    main(["teacher", "--tasks", "digits_impaired", *size])
+    assert capsys.readouterr().out.splitlines()[2].startswith("| `digits_impaired` |")
