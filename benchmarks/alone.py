@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.plan_table import load_table
 from benchmarks.play import EMBEDDED
@@ -35,6 +34,7 @@ from esper.proof.compare import LEARNED, Cohorts, ProofConfig, acting
 from esper.proof.episodes import Maker
 from esper.proof.policies import simple_makers
 from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import HELD_OUT, TRAINING
 from esper.simic.training.probe import ProbePolicy, fit_probe, task_schedules
 from esper.tamiyo import FixedSchedule
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     left = parts.add_parser("left", help="what is left to gain on a table of plans")
     left.add_argument("task", nargs="?", default="digits_shift")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_one_core()
     if given.part == "proof":
         print("\n\n".join(proof_table(json.loads(file.read_text())) for file in given.files))
     elif given.part == "policy":

@@ -28,6 +28,7 @@ import esper
 from benchmarks.attach import UserCNN
 from benchmarks.play import interval
 from esper.runtime.data import load_dataset
+from esper.scripts.process import use_one_core
 
 VARIANTS = ("never", "periodic", "plateau", "heuristic", "final")
 SLOTS = ["layer1", "layer2", "layer3"]
@@ -226,7 +227,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--out", type=Path, help="JSON of all runs; those that it has are kept")
     given = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     setting = Setting(
         width=given.width,
         stem_stride=given.stem_stride,

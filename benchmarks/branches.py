@@ -22,6 +22,7 @@ from esper.leyline import OP_PRUNE, ActionMasks, PolicyObservation, PolicyStep
 from esper.proof.episodes import play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import TRAINING
 from esper.tamiyo import RecurrentPolicy, load_policy
 from esper.tamiyo.network import Hidden
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--networks", type=int, default=384, help="number of training networks")
     parser.add_argument("--epochs", type=int, nargs="+", default=(2, 3), help="when to prune")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_one_core()
     task, policy = get_task_spec(options.task), load_policy(options.policy)
     networks = range(FIRST, FIRST + options.networks)
 

@@ -31,6 +31,7 @@ from esper.kasmina import MorphogeneticModel, blended_slots, evaluate_coalitions
 from esper.leyline import TEMPO_EPOCHS, LifecycleOp, SeedStage, objective, stream_seed
 from esper.runtime.data import EvalBatches, SharedBatchIterator, Split, validation_batches
 from esper.runtime.tasks import Condition, TaskSpec, apply_condition, draw_condition, get_task_spec
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import split_of
 
 CHUNK = 64
@@ -455,7 +456,7 @@ def main() -> None:
     parser.add_argument("--oracle", type=int, default=192, help="new envs for the oracle")
     parser.add_argument("--out", type=Path, default=Path("decision_value.json"))
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     reports = []
     for task in map(get_task_spec, options.tasks):
         start = time.process_time()

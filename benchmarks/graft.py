@@ -57,6 +57,7 @@ from esper.runtime.data import (
     validation_batches,
 )
 from esper.runtime.tasks import TaskSpec, parse_task
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import split_of
 
 FIRST_NETWORK = 500_000
@@ -500,7 +501,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=Path, help="JSON; what it holds of other tasks is kept")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_one_core()
     results: dict[str, Any] = {"tasks": {}, "warmups": {}, "one operation": {}}
     if given.out is not None and given.out.exists():
         results |= json.loads(given.out.read_text())

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-import torch
 
 from esper._statistics import Estimate, estimate
 from esper.proof.ladder import hindsight, ladder, train_ladder
 from esper.runtime.tasks import get_task_spec
 from esper.runtime.worlds import draw_world
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import TRAINING
 
 TEST_SIZE = 2000
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--parts", type=Path, default=Path("runs/ladder"), help="where worlds are kept")
     parser.add_argument("--table", action="store_true", help="only print the table of what is finished")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     shard, shards = (int(number) for number in options.shard.split("/"))
     worlds = range(options.first_world, options.first_world + options.worlds)
     options.parts.mkdir(parents=True, exist_ok=True)

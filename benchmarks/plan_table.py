@@ -34,6 +34,7 @@ from esper.leyline import EpisodeOutcome, EsperError, blueprint_index, stream_se
 from esper.proof.episodes import finish_round, play
 from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
 from esper.runtime.worlds import FAMILIES
+from esper.scripts.process import use_one_core
 from esper.simic.agent.plan_values import Sight
 from esper.simic.training.evaluation import TRAINING, in_populations, open_env
 from esper.simic.training.vector_env import VectorEnv
@@ -267,7 +268,7 @@ def main() -> None:
     parser.add_argument("--shard", default="0/1", help="this process and the number of processes: 0/2")
     parser.add_argument("--parts", type=Path, default=Path("runs/plan_table"), help="where pieces are kept")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     shard, shards = (int(number) for number in options.shard.split("/"))
     worlds = range(options.first_world, options.first_world + options.worlds)
     work: Work

@@ -38,6 +38,7 @@ from esper.nissa import TelemetryHub
 from esper.proof.episodes import Maker, play
 from esper.proof.policies import Acting
 from esper.runtime.tasks import get_task_spec
+from esper.scripts.process import use_one_core
 from esper.simic.agent.ppo_update import PPOConfig
 from esper.simic.training import vectorized
 from esper.simic.training.evaluation import HELD_OUT
@@ -366,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("rl_libraries"), help="directory of the curves")
     parser.add_argument("--table", action="store_true", help="print what is there, train nothing")
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)
+    use_one_core()
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.table:
         judges = Judges(Judge(0, ENVS), Judge(ENVS, FINAL))

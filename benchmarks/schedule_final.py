@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
-
 from benchmarks.play import EMBEDDED
 from esper._statistics import estimate, paired
 from esper.leyline import TempoAction
@@ -21,6 +19,7 @@ from esper.proof.cohorts import planned_fossils
 from esper.proof.compare import Cohorts, ProofConfig
 from esper.proof.policies import simple_makers
 from esper.runtime.tasks import TaskSpec, get_task_spec
+from esper.scripts.process import use_one_core
 from esper.simic.training.evaluation import HELD_OUT
 from esper.simic.training.probe import task_schedules
 from esper.tamiyo import FixedSchedule, Planting
@@ -74,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.seeds and len(options.tasks) != 1:
         parser.error(f"--seeds is a schedule for one task, --tasks names {len(options.tasks)}")
-    torch.set_num_threads(1)
+    use_one_core()
     print("| task | never | grown | from the start | from the start − grown | grown − never | FLOPs |")
     print("|---|---|---|---|---|---|---|")
     for name in options.tasks:

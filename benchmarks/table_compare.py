@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import orjson
-import torch
 
 from benchmarks.curves import Line, draw
 from benchmarks.plan_table import TABLES, PlanTable, load_table
@@ -40,6 +39,7 @@ from benchmarks.table_learners import (
     search_at_random,
     values_variants,
 )
+from esper.scripts.process import use_one_core
 
 POINTS = 8
 """Points of a curve."""
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--parts", type=Path, default=Path("runs/table_compare"), help="where runs are kept")
     parser.add_argument("--show", action="store_true", help="run nothing; show what is finished")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     shard, shards = (int(number) for number in options.shard.split("/"))
     table = load_table(options.task)
     runs = algorithms(table, Budget.of(table, options.env_steps))

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.play import outcomes, show
 from esper.leyline import PolicyProtocol, stream_seed
 from esper.runtime.tasks import get_task_spec
+from esper.scripts.process import use_one_core
 from esper.tamiyo import AlwaysWait
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.shipped import GENERAL, SHIPPED, THRESHOLDS, THRESHOLDS_VERSION, tuned_thresholds
@@ -210,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=SHIPPED, help="directory for the thresholds")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    use_one_core()
     (tune if options.command == "tune" else table)(options)
 
 
