@@ -25,8 +25,8 @@ def use_one_core() -> None:
 
 def keep_memory() -> None:
     """Let glibc keep what is freed. Every training step frees its activations and allocates them anew; pages
-    that come back from the system fault one by one, which took a third of the time of a small network. Other
-    C libraries are left as they are."""
+    that come back from the system fault one by one, which took up to a third of a step of a small network.
+    Other C libraries are left as they are."""
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
