@@ -51,9 +51,9 @@ class ValuesConfig:
     """Minibatches from which the policy is taught after each round, of 8 episodes each."""
     keep: int = 2048
     """Number of the newest episodes that lessons are drawn from."""
-    margin: float = 0.25
-    """Difference between growing on and stopping, in standard deviations of the gains, from which on a
-    decision counts fully in a lesson; smaller differences count in proportion."""
+    temperature: float = 0.03
+    """In a lesson an action is taught with a probability in proportion to exp(its gain / this), with gains in
+    units of their standard deviation: where two are about as good, either is taught."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -66,7 +66,7 @@ class ValuesConfig:
             "share": (0.01, 1.0),
             "lessons": (1, 100_000),
             "keep": (1, 1_000_000),
-            "margin": (1e-9, 100.0),
+            "temperature": (0.0, 100.0),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

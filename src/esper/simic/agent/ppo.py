@@ -202,14 +202,19 @@ class PPOAgent:
         self.buffer.length = 0
         return metrics
 
-    def teach(self, batch: RolloutBatch, weights: Tensor) -> PPOUpdateMetrics:
+    def teach(self, batch: RolloutBatch, weights: Tensor, *, lr_share: float = 1.0) -> PPOUpdateMetrics:
         """Imitate the actions of sequences [N, T], in one pass and with a weight for each action [N, T]. They
-        may be on another device than the policy."""
+        may be on another device than the policy. `lr_share` is that of the learning rate of imitation."""
         device = self.policy.device
         batch = RolloutBatch.of({name: part.to(device) for name, part in batch.tensors().items()})
         weights = weights.to(device)
         advantages, returns = gae(batch, gamma=self.config.gamma, gae_lambda=self.config.gae_lambda)
-        config = replace(self.config, epochs=1, minibatches=-(-len(weights) // LESSON_SEQUENCES))
+        config = replace(
+            self.config,
+            epochs=1,
+            minibatches=-(-len(weights) // LESSON_SEQUENCES),
+            imitation_lr=lr_share * (self.config.imitation_lr or self.learning_rate),
+        )
         metrics = self._train(batch, advantages, returns, config, imitated=weights)
         return replace(metrics, log_prob_drift=0.0)  # nobody acted as the lesson says
 

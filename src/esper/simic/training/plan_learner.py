@@ -8,9 +8,10 @@ of the others: what is left is what their plans were worth, without luck of the 
 
 After each round the policy is taught from the newest episodes. What the values know by then decides what it
 should have done in every step: the next seed of the best plan that contains what has grown so far, or to wait
-where stopping is better.
+where stopping is better. Once an env has waited although it could grow, its plan is over and waiting is all
+that is taught: nothing is known of seeds that are planted later.
 
-E envs, W worlds (groups of twins), S slots, P plans, M members.
+E envs, W worlds (groups of twins), S slots, B blueprints of the task, P plans, M members.
 """
 
 from __future__ import annotations
@@ -194,16 +195,22 @@ class PlanLearner:
         world, own = states[:, 0], states[:, 1:]
         with torch.no_grad():
             stop = self.learner.values(sight.rows(worlds[world]), own).mean(0)
-        target, further = growing_on(own, values[world], plans)
-        is_full = (own[:, : space.slots] != NOTHING).all(1)
-        weights = ((stop - further).abs() / self.learner.config.margin).clamp(max=1.0)
-        # A random choice of plans may hold none that contains what has grown: nothing is known then.
-        weights = torch.where(further.isfinite(), weights, is_full.to(weights.dtype))
-        target = torch.where((further > stop).unsqueeze(1), target, own)
+        further = worth_of_seeds(own, values[world], plans, space.blueprints)
+        worth = torch.cat([stop.unsqueeze(1), further.flatten(1)], 1)[index]  # [N · T, 1 + S · B]
+        luck = torch.rand(worth.shape, generator=generator).clamp(min=1e-30).log().neg().log().neg()
+        chosen = (worth + self.learner.config.temperature * luck).argmax(1)
+        over = plan_is_over(batch).flatten()
+        rows = ((chosen > 0) & ~over).nonzero().squeeze(1)
+        seed, target = chosen[rows] - 1, grown.clone()
+        target[rows, seed // len(space.blueprints)] = torch.tensor(space.blueprints)[
+            seed % len(space.blueprints)
+        ]
         masks = map_tensors(batch.masks, lambda mask: mask.flatten(0, 1))
-        tempo = torch.full((len(grown),), int(space.tempo))
-        taught = next_seeds(target[index], grown, masks, tempo)
-        return taught.unflatten(0, shape), weights[index].unflatten(0, shape)
+        taught = next_seeds(target, grown, masks, torch.full((len(grown),), int(space.tempo)))
+        # A random choice of plans may hold none that contains what has grown: nothing is known then.
+        is_full = (grown[:, : space.slots] != NOTHING).all(1)
+        known = over | is_full | worth[:, 1:].isfinite().any(1)
+        return taught.unflatten(0, shape), known.to(batch.reward.dtype).unflatten(0, shape)
 
     def forget(self) -> None:
         """Drop the kept episodes: no more lessons follow."""
@@ -254,13 +261,28 @@ class PlanLearner:
         self._round = _Round(Sight(*(seen[name] for name in Sight._fields)), seen["played"]) if seen else None
 
 
-def growing_on(grown: Tensor, values: Tensor, plans: Tensor) -> tuple[Tensor, Tensor]:
-    """The best plan [N, S] that contains what has grown [N, S] and more, and its value [N], by the values
-    [N, P] of plans [P, S]; minus infinity where no plan does."""
-    there = grown.unsqueeze(1)
-    contains = ((there == NOTHING) | (there == plans)).all(-1) & (there != plans).any(-1)
-    best = values.masked_fill(~contains, -torch.inf).max(-1)
-    return plans[best.indices], best.values
+def worth_of_seeds(grown: Tensor, values: Tensor, plans: Tensor, blueprints: Sequence[int]) -> Tensor:
+    """[N, S, B]: value of the best plan that contains what has grown [N, S] and whose next seed, in the order
+    of the slots, is that blueprint in that slot, by the values [N, P] of plans [P, S]; minus infinity where
+    no plan does."""
+    there, (num_plans, slots) = grown.unsqueeze(1), plans.shape
+    missing = (there == NOTHING) & (plans != NOTHING)  # [N, P, S]
+    goes_on = ((there == NOTHING) | (there == plans)).all(-1) & missing.any(-1)
+    slot = missing.int().argmax(-1)  # the first
+    number = torch.zeros(max(blueprints) + 1, dtype=torch.int64)
+    number[list(blueprints)] = torch.arange(len(blueprints))
+    seed = number[plans[torch.arange(num_plans), slot].clamp(min=0)]
+    best = values.new_full((len(grown), slots * len(blueprints)), -torch.inf)
+    known = values.masked_fill(~goes_on, -torch.inf)
+    best.scatter_reduce_(1, slot * len(blueprints) + seed, known, "amax")
+    return best.unflatten(1, (slots, len(blueprints)))
+
+
+def plan_is_over(batch: RolloutBatch) -> Tensor:
+    """[N, T]: whether the env has waited before, in a step in which it could have germinated a seed."""
+    could = batch.masks.slot_by_op[:, :, OP_GERMINATE].any(-1) & batch.valid
+    waited = could & (batch.actions[:, :, OP_HEAD] != OP_GERMINATE)
+    return waited.cumsum(1) > waited
 
 
 def next_seeds(plans: Tensor, grown: Tensor, masks: ActionMasks, tempo: Tensor) -> Tensor:

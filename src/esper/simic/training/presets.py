@@ -31,7 +31,14 @@ _SMALL_STEPS: Mapping[str, Any] = {
     "ppo.minibatches": 8,
 }
 """Imitation first, then PPO with steps so small that noise cannot undo what was learned before."""
-_ALONE: Mapping[str, Any] = {"envs": 64, "twins": 8, "rounds": 26, "values_rounds": 24, **_SMALL_STEPS}
+_ALONE: Mapping[str, Any] = {
+    **_SMALL_STEPS,
+    "envs": 64,
+    "twins": 8,
+    "rounds": 26,
+    "values_rounds": 24,
+    "ppo.imitation_lr": 1e-3,
+}
 """Action values find out what plans are worth and teach the policy."""
 _TAUGHT: Mapping[str, Any] = {
     "envs": 128,

@@ -365,9 +365,11 @@ class VectorizedPPOTrainer:
             self.agent.begin_rollout(self.hidden)
 
     def _teach(self, agent: PPOAgent, planner: PlanLearner) -> PPOUpdateMetrics:
-        """Learn what the plans of the round were worth, and teach the policy."""
+        """Learn what the plans of the round were worth, and teach the policy, in smaller steps each time."""
         self._figures = planner.finish([outcome.objective for outcome in self.env.ledger.outcomes])
-        metrics = agent.teach(*planner.lesson(agent.buffer.finish(), agent.buffer.num_steps))
+        lesson, weights = planner.lesson(agent.buffer.finish(), agent.buffer.num_steps)
+        left = 1 - self.progress.round_idx / self.config.values_rounds
+        metrics = agent.teach(lesson, weights, lr_share=left)
         agent.buffer.length = 0
         if self.progress.round_idx + 1 == self.config.values_rounds:
             planner.forget()
