@@ -6,8 +6,8 @@ paired differences to every rival with 95 % intervals, and whether the hypothese
 `python -m benchmarks.alone policy runs/long --proof runs/prove-digits_shift/proof.json` plays one more policy
 on the networks of a proof and compares it with the cohorts there.
 
-`python -m benchmarks.alone fresh --policy runs/a runs/b --first-network 40000` plays policies of digits_shift
-on other networks beside the rivals that matter most: never growing, the heuristic, the schedule, the probe.
+`python -m benchmarks.alone fresh --task digits_scale --policy runs/a runs/b --first-network 50000` plays
+policies on other networks beside the rivals of the hypotheses, in a third of the time of a proof.
 
 `python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
 teachers, on the networks of those proofs.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,26 +126,39 @@ def probe_of(cohorts: Cohorts, schedules: Schedules) -> Maker:
     return lambda _: ProbePolicy(probe, by_pattern)
 
 
-def fresh_table(policies: Sequence[str], networks: int, first: int) -> str:
-    """Policies of digits_shift on networks that no proof has used, as Markdown."""
-    task = get_task_spec("digits_shift")
-    cohorts = Cohorts(task, ProofConfig(networks=networks, first_network=first), lambda *_: lambda _: None)
+def fresh_table(name: str, policies: Sequence[str], networks: int, first: int) -> str:
+    """Policies of a task on networks that no proof has used, as Markdown."""
+    task, config = get_task_spec(name), ProofConfig(networks=networks, first_network=first)
+    cohorts = Cohorts(task, config, lambda *_: lambda _: None)
     schedules, simple = task_schedules(task, shipped_schedules(task.name)), simple_makers(task, HELD_OUT)
-    rivals = {"static": simple["static"], "heuristic": simple["heuristic"]}
-    rivals |= {"fixed_schedule": schedule_of(schedules), "probe": probe_of(cohorts, schedules)}
+    rivals = {rival: simple[rival] for rival in ("static", "random", "heuristic")}
+    rivals["fixed_schedule"] = schedule_of(schedules)
+    if schedules.by_pattern:
+        rivals["probe"] = probe_of(cohorts, schedules)
     for rival, make in rivals.items():
-        cohorts.add(rival, make)
-    for name in policies:
-        cohorts.add(LEARNED, acting(task, load_policy(name), cohorts.config))
+        cohorts.add(rival, make, static=rival == "static")
+    loaded = [load_policy(policy) for policy in policies]
+    for policy in loaded:
+        cohorts.add(LEARNED, acting(task, policy, config))
+        cohorts.add("learned_sampled", acting(task, policy, replace(config, sample=True)))
+        grown = cohorts.played[LEARNED][-1]
+        cohorts.add_grown("static_final", grown, {one.network: one.fossils for one in grown})
     ours = cohorts.values(LEARNED, "J")
-    columns = ("rival", "J of the rival", "J − rival, all policies", *policies)
+    columns = ("rival", "J of the rival", "J − rival, all policies", *policies, "hypothesis")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for rival in rivals:
-        (theirs,) = cohorts.values(rival, "J")
-        each = [in_points(paired(own, theirs)) for own in ours]
-        together = in_points(paired(ours.T, np.broadcast_to(theirs, ours.shape).T))
-        lines.append(f"| `{rival}` | {100 * theirs.mean():.1f} | {together} | {' | '.join(each)} |")
-    return "\n".join([*lines, f"| `{LEARNED}` | {100 * ours.mean():.1f} |"])
+    for rival in (*rivals, "static_final", "learned_sampled"):
+        theirs = np.broadcast_to(cohorts.values(rival, "J"), ours.shape)
+        each = [paired(own, other) for own, other in zip(ours, theirs, strict=True)]
+        together = in_points(paired(ours.T, theirs.T))
+        cells = [f"`{rival}`", f"{100 * theirs.mean():.1f}", together, *map(in_points, each)]
+        lines.append(f"| {' | '.join(cells)} | {verdicts(name, rival, each)} |")
+    seeds = np.mean([len(one.fossils) for stratum in cohorts.played[LEARNED] for one in stratum])
+    accuracy, params = (cohorts.values(LEARNED, what).mean() for what in ("test_accuracy", "added_params"))
+    summary = (
+        f"`{name}`, {networks} networks from {first:,}: J {100 * ours.mean():.1f}, test accuracy "
+        f"{accuracy:.1f} %, {params:.0f} added parameters, {seeds:.2f} seeds."
+    )
+    return "\n".join([*lines, "", summary])
 
 
 def teacher_schedules(task: str) -> Path:
@@ -210,7 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policies = parts.add_parser("policy", help="one more policy on the networks of a proof")
     policies.add_argument("policy", help="name, file or run of the policy")
     policies.add_argument("--proof", type=Path, required=True, metavar="PROOF.json")
-    fresh = parts.add_parser("fresh", help="policies of digits_shift on other networks")
+    fresh = parts.add_parser("fresh", help="policies on other networks")
+    fresh.add_argument("--task", choices=EMBEDDED, default="digits_shift")
     fresh.add_argument("--policy", nargs="+", required=True)
     fresh.add_argument("--networks", type=int, default=NETWORKS)
     fresh.add_argument("--first-network", type=int, required=True)
@@ -227,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.part == "policy":
         print(policy_table(given.policy, json.loads(given.proof.read_text())))
     elif given.part == "fresh":
-        print(fresh_table(given.policy, given.networks, given.first_network))
+        print(fresh_table(given.task, given.policy, given.networks, given.first_network))
     elif given.part == "teacher":
         print("| task | taught | teacher | taught − teacher |\n|---|---|---|---|")
         for name in given.tasks:
