@@ -12,6 +12,9 @@ policies on other networks beside the rivals of the hypotheses, in a third of th
 `python -m benchmarks.alone teacher` plays the policies that were taught (`TASK_taught-1`) beside their
 teachers, on the networks of those proofs.
 
+`python -m benchmarks.alone values runs/a --task digits_shift` plays the policy of a run beside the plans that
+its own action values choose, on training networks: what is lost between the two is lost in the lessons.
+
 `python -m benchmarks.alone left` asks on the table of plans of digits_shift what is left to gain beyond the
 best plan of each pattern of crippled blocks: by everything that is drawn about a network, and by a choice in
 hindsight."""
@@ -26,23 +29,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks.plan_table import load_table
 from benchmarks.play import EMBEDDED
 from benchmarks.table_learners import by_condition
+from esper._archive import read_archive
 from esper._statistics import Estimate, paired
+from esper.leyline import ActionMasks, PolicyObservation, PolicyStep
 from esper.proof.compare import LEARNED, Cohorts, ProofConfig, acting
-from esper.proof.episodes import Maker
-from esper.proof.policies import simple_makers
-from esper.runtime.tasks import draw_condition, get_task_spec
+from esper.proof.episodes import Maker, play
+from esper.proof.policies import Acting, simple_makers
+from esper.runtime.tasks import TaskSpec, draw_condition, get_task_spec
 from esper.scripts.process import use_one_core
+from esper.simic.agent.plan_values import PlanValues, Sight
+from esper.simic.training.env_factory import action_rules
 from esper.simic.training.evaluation import HELD_OUT, TRAINING
+from esper.simic.training.plan_learner import PlanSpace, next_seeds
 from esper.simic.training.probe import ProbePolicy, fit_probe, task_schedules
-from esper.tamiyo import FixedSchedule
+from esper.tamiyo import AlwaysWait, FixedSchedule
 from esper.tamiyo.schedules import Schedules
-from esper.tamiyo.shipped import load_policy, shipped_schedules
+from esper.tamiyo.scripted import ScriptedPolicy, as_step
+from esper.tamiyo.shipped import load_policy, newest_checkpoint, shipped_schedules
 
 NETWORKS, FIRST = 384, 30_000
+VALUES = "planner.network."
+"""Prefix of the action values' tensors in a checkpoint."""
 ABOVE_ZERO = {
     "digits_shift": ("static", "random", "heuristic", "fixed_schedule"),
     "digits_impaired": ("static", "random", "heuristic"),
@@ -161,6 +174,64 @@ def fresh_table(name: str, policies: Sequence[str], networks: int, first: int) -
     return "\n".join([*lines, "", summary])
 
 
+class ByValues(ScriptedPolicy):
+    """Chooses a plan at the first decision, by the mean of the action values, and carries it out."""
+
+    def __init__(self, values: PlanValues, task: TaskSpec) -> None:
+        rules = action_rules(task, root_seed=TRAINING)
+        offered = tuple(int(index) for index in np.flatnonzero(rules.blueprint_mask))
+        self.values, self.space = values, PlanSpace(slice(0), len(task.slots), offered, task.tempo)
+        self.plan: Tensor | None = None
+
+    def begin(self, num_envs: int) -> None:
+        self.plan = None
+
+    def act(
+        self, obs: PolicyObservation, hidden: object, masks: ActionMasks, *, deterministic: bool = False
+    ) -> PolicyStep:
+        if self.plan is None:
+            plans = self.space.plans(obs.slots.shape[1], torch.Generator().manual_seed(0))
+            gains = self.values.gains(Sight.of(obs, torch.arange(len(obs.base))), plans)
+            self.plan = plans[gains.mean(0).argmax(-1)]
+        tempo = torch.full((len(self.plan),), int(self.space.tempo))
+        return as_step(next_seeds(self.plan, obs.blueprints, masks, tempo))
+
+
+def values_of(run: str) -> PlanValues:
+    """The action values in the newest checkpoint of a run."""
+    tensors, _ = read_archive(newest_checkpoint(run), kind="run")
+    own = {name.removeprefix(VALUES): t for name, t in tensors.items() if name.startswith(VALUES)}
+    members, inputs, hidden = own["cell_weight"].shape
+    base, slot = len(own["base_mean"]), len(own["slot_mean"])
+    values = PlanValues(base, slot, inputs - slot - 1, members=members, hidden=hidden, seed=0)
+    values.load_state_dict(own)
+    return values
+
+
+def values_rows(name: str, run: str, networks: int, first: int) -> str:
+    """J of a policy and of its values, and the difference, with the seeds that each made permanent."""
+    task, numbers = get_task_spec(name), range(first, first + networks)
+    policy, values = load_policy(run), values_of(run)
+    makers: dict[str, Maker] = {
+        "never": lambda _: AlwaysWait(),
+        "values": lambda _: ByValues(values, task),
+        "policy": lambda envs: Acting(policy, envs, task.episode_length, root_seed=TRAINING),
+    }
+    played = {who: play(task, make, root_seed=TRAINING, networks=numbers) for who, make in makers.items()}
+    never, by_values, by_policy = (
+        np.array([one.outcome.objective for one in episodes]) for episodes in played.values()
+    )
+    seeds = {who: np.mean([len(one.fossils) for one in episodes]) for who, episodes in played.items()}
+    cells = [
+        in_points(paired(by_values, never)),
+        in_points(paired(by_policy, never)),
+        in_points(paired(by_policy, by_values)),
+        f"{seeds['values']:.2f}",
+        f"{seeds['policy']:.2f}",
+    ]
+    return f"| {run} | {' | '.join(cells)} |"
+
+
 def teacher_schedules(task: str) -> Path:
     """The schedules that the taught policy of a task learned from, if a later search has replaced them; else
     those that ship for the task."""
@@ -233,6 +304,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     teachers.add_argument("--tasks", nargs="+", choices=EMBEDDED, default=EMBEDDED)
     teachers.add_argument("--networks", type=int, default=NETWORKS)
     teachers.add_argument("--first-network", type=int, default=FIRST)
+    beside = parts.add_parser("values", help="policies beside the action values that taught them")
+    beside.add_argument("runs", nargs="+", metavar="RUN")
+    beside.add_argument("--task", choices=EMBEDDED, default="digits_shift")
+    beside.add_argument("--networks", type=int, default=256)
+    beside.add_argument("--first-network", type=int, default=1000)
     left = parts.add_parser("left", help="what is left to gain on a table of plans")
     left.add_argument("task", nargs="?", default="digits_shift")
     given = parser.parse_args(arguments)
@@ -247,6 +323,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("| task | taught | teacher | taught − teacher |\n|---|---|---|---|")
         for name in given.tasks:
             print(teacher_row(name, given.networks, given.first_network), flush=True)
+    elif given.part == "values":
+        print("| run | values − never | policy − never | policy − values | seeds, values | seeds, policy |")
+        print("|---|---|---|---|---|---|")
+        for run in given.runs:
+            print(values_rows(given.task, run, given.networks, given.first_network), flush=True)
     else:
         print(left_to_gain(given.task))
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.alone import ABOVE_ZERO, WITHIN_ONE, in_points, main, verdicts
 
 from esper._statistics import Estimate
-from esper.scripts import prove
+from esper.scripts import prove, train
 
 
 def test_a_hypothesis_is_about_the_lower_bound() -> None:
@@ -39,6 +39,21 @@ def test_the_table_of_a_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     proof = json.loads((tmp_path / "proof.json").read_bytes())
     (own, _) = proof["learned_minus"]["heuristic"]["J"]["by_policy"]
     assert f"| `heuristic` | {in_points(Estimate(**own['mean']))} |" in rows
+
+
+def test_a_policy_beside_its_own_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run with a plan for each network leaves values, which choose another plan for another network."""
+    run = str(tmp_path / "run")
+    size = ["--envs", "8", "--rounds", "2", "--values-rounds", "1", "--episode-length", "4"]
+    assert train.main(["ppo", "--preset", "digits_shift", *size, "--telemetry-dir", run]) == 0
+    capsys.readouterr()
+    main(["values", run, "--networks", "4"])
+    (row,) = capsys.readouterr().out.splitlines()[2:]
+    _, name, values, policy, difference, *seeds, _ = [cell.strip() for cell in row.split("|")]
+    by_values, by_policy, both = (float(cell.split()[0]) for cell in (values, policy, difference))
+    assert name == run
+    assert both == pytest.approx(by_policy - by_values, abs=0.11)
+    assert all(0 <= float(count) <= 3 for count in seeds)
 
 
 @pytest.mark.slow
