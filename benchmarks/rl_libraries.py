@@ -51,6 +51,8 @@ FINAL = 256
 STEPS, EVERY = 60_000, 7_500
 """Env-steps of a run, and between two evaluations."""
 SEEDS = (1, 2, 3)
+CURVES = Path(__file__).parent / "rl_curves"
+"""Curves of the runs so far, as JSON."""
 Act = Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
 """Actions of a policy, from observations, masks and whether an episode begins."""
 
@@ -364,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="env-steps of each run")
     parser.add_argument("--every", type=int, default=EVERY, help="env-steps between two evaluations")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end each run after this time")
-    parser.add_argument("--out", type=Path, default=Path("rl_libraries"), help="directory of the curves")
+    parser.add_argument("--out", type=Path, default=CURVES, help="directory of the curves")
     parser.add_argument("--table", action="store_true", help="print what is there, train nothing")
     given = parser.parse_args(arguments)
     use_one_core()
