@@ -44,7 +44,6 @@ from esper.proof.policies import Acting, simple_makers
 from esper.runtime.tasks import TaskSpec, draw_condition, get_task_spec
 from esper.scripts.process import use_one_core
 from esper.simic.agent.plan_values import PlanValues, Sight
-from esper.simic.training.env_factory import action_rules
 from esper.simic.training.evaluation import HELD_OUT, TRAINING
 from esper.simic.training.plan_learner import PlanSpace, next_seeds
 from esper.simic.training.probe import ProbePolicy, fit_probe, task_schedules
@@ -178,9 +177,7 @@ class ByValues(ScriptedPolicy):
     """Chooses a plan at the first decision, by the mean of the action values, and carries it out."""
 
     def __init__(self, values: PlanValues, task: TaskSpec) -> None:
-        rules = action_rules(task, root_seed=TRAINING)
-        offered = tuple(int(index) for index in np.flatnonzero(rules.blueprint_mask))
-        self.values, self.space = values, PlanSpace(slice(0), len(task.slots), offered, task.tempo)
+        self.values, self.space = values, PlanSpace.of(task, slice(0))
         self.plan: Tensor | None = None
 
     def begin(self, num_envs: int) -> None:

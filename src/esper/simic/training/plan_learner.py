@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,12 +31,16 @@ from esper.leyline import (
     GerminationStyle,
     PolicyObservation,
     TempoAction,
+    blueprint_index,
 )
 from esper.simic.agent.plan_values import PlanValueLearner, Sight
 from esper.simic.agent.ppo import LESSON_SEQUENCES
 from esper.simic.agent.rollout_buffer import RolloutBatch
 from esper.tamiyo.policy import map_tensors
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, STYLE_HEAD, TEMPO_HEAD, waiting
+
+if TYPE_CHECKING:
+    from esper.runtime.tasks import TaskSpec
 
 MAX_PLANS = 8192
 """A task with more plans than this has a random choice of them in every round."""
@@ -65,6 +69,11 @@ class PlanSpace:
     blueprints: tuple[int, ...]
     """Indices of the blueprints that the task offers."""
     tempo: TempoAction
+
+    @classmethod
+    def of(cls, task: TaskSpec, envs: slice) -> PlanSpace:
+        offered = tuple(sorted(blueprint_index(name) for name in task.blueprints))
+        return cls(envs, len(task.slots), offered, task.tempo)
 
     def plans(self, num_slots: int, generator: torch.Generator) -> Tensor:
         """[P, num_slots]: all plans, the empty one first; if there are too many, the empty one and a random
@@ -197,8 +206,11 @@ class PlanLearner:
             stop = self.learner.values(sight.rows(worlds[world]), own).mean(0)
         further = worth_of_seeds(own, values[world], plans, space.blueprints)
         worth = torch.cat([stop.unsqueeze(1), further.flatten(1)], 1)[index]  # [N · T, 1 + S · B]
-        luck = torch.rand(worth.shape, generator=generator).clamp(min=1e-30).log().neg().log().neg()
-        chosen = (worth + self.learner.config.temperature * luck).argmax(1)
+        # With noise from a Gumbel distribution the largest sum is each one with a probability in proportion
+        # to exp(worth / temperature).
+        uniform = torch.rand(worth.shape, generator=generator).clamp(min=1e-30)
+        noise = -torch.log(-torch.log(uniform))
+        chosen = (worth + self.learner.config.temperature * noise).argmax(1)
         over = plan_is_over(batch).flatten()
         rows = ((chosen > 0) & ~over).nonzero().squeeze(1)
         seed, target = chosen[rows] - 1, grown.clone()

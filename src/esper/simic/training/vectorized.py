@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.amp as torch_amp
 
@@ -448,13 +447,8 @@ def build_planner(config: TrainingConfig, env: TaskEnvs, agent: PPOAgent) -> Pla
     network = agent.policy.network
     sizes = (network.architecture[name] for name in ("base_dim", "slot_dim", "quote_dim"))
     spaces = [
-        PlanSpace(
-            envs=slice(i * config.envs, (i + 1) * config.envs),
-            slots=rules.slot_config.num_slots,
-            blueprints=tuple(int(index) for index in np.flatnonzero(rules.blueprint_mask)),
-            tempo=task.tempo,
-        )
-        for i, (task, rules) in enumerate(zip(env.roster.tasks, env.roster.rules, strict=True))
+        PlanSpace.of(task, slice(i * config.envs, (i + 1) * config.envs))
+        for i, task in enumerate(env.roster.tasks)
     ]
     return PlanLearner(
         PlanValueLearner(config.values, *sizes, seed=config.seed),
