@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -122,6 +122,27 @@ def test_the_task_of_a_world_has_what_was_drawn() -> None:
         assert task.family_name == "worlds_small"
         assert task.population == 8
         assert len(task.slots) == 3
+
+
+def test_networks_of_mixed_worlds_share_a_host_and_draw_the_rest() -> None:
+    for number in (0, 1, 4):
+        small, mixed = get_task_spec(f"worlds_small:{number}"), get_task_spec(f"worlds_mixed:{number}")
+        drawn = ("name", "population", "conditions")
+        assert replace(mixed, **{name: getattr(small, name) for name in drawn}, family=small.family) == small
+        assert (mixed.family_name, mixed.population) == ("worlds_small", 64)
+        conditions = [draw_condition(mixed, root_seed=0, episode=0, env=env) for env in range(2000)]
+        world = draw_world(number)
+        crippled = sum(sum(c.crippled) for c in conditions) / (2000 * world.depth)
+        assert crippled == pytest.approx(world.weakness, abs=0.03)
+        others = [own for own in MANY if own.dataset == world.dataset]
+        for name in ("train_size", "learning_rate"):
+            means = [
+                sum(math.log(getattr(one, name)) for one in some) / len(some) for some in (conditions, others)
+            ]
+            assert means[0] == pytest.approx(means[1], abs=0.1), name
+        noises = [c.label_noise for c in conditions]
+        assert sum(noise == 0 for noise in noises) / 2000 == pytest.approx(0.5, abs=0.04)
+        assert LABEL_NOISES[0] < min(noise for noise in noises if noise) < max(noises) < LABEL_NOISES[1]
 
 
 @pytest.mark.parametrize("number", range(4))

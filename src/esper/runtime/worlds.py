@@ -1,6 +1,10 @@
 """Families of worlds. A world is one drawn task: host, data, conditions, budget of FLOPs and prices follow
 from its number alone. Whether to grow, how much and where differs from world to world.
 
+`worlds_small` is to judge in. `worlds_mixed` is to train in: 64 networks that share host, data, budget and
+prices are one population, and the other conditions are drawn for each network. A network costs half as much
+there.
+
 Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
 judged on the rest.
 """
@@ -50,6 +54,8 @@ DEAREST = "residual"
 SLOTS = 3
 """Of all places after a block or its pooling, so many are drawn."""
 POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 8, 32, 128, 512
+MIXED_POPULATION, CHOICES = 64, 8
+"""Networks of mixed worlds in a population, and values that each of their conditions may have."""
 POOLS = 3
 """Images of 8 pixels can be halved so often."""
 _SAMPLES = {"digits": 835, "mnist1d": 3488}
@@ -67,6 +73,8 @@ class World:
     learning_rate: float
     width: int
     depth: int
+    weakness: float
+    """Probability with which each block was crippled."""
     crippled: tuple[int, ...]
     """Blocks that cannot see shapes."""
     slots: tuple[str, ...]
@@ -88,15 +96,15 @@ def draw_world(number: int) -> World:
     places = [(row, block) for row in (0, 1) for block in range(depth if row == 0 else min(depth, POOLS))]
     slots = sorted(places[i] for i in rng.permutation(len(places))[:SLOTS])
     weakness = _choose(WEAKNESSES, drawn["weakness"])
-    low, high = TRAIN_SIZES
     return World(
         number=number,
         dataset=dataset,
-        train_size=round(_log_uniform((low, min(high, _SAMPLES.get(dataset, high))), drawn["size"])),
+        train_size=round(_log_uniform(_train_sizes(dataset), drawn["size"])),
         label_noise=_uniform(LABEL_NOISES, drawn["noise"]) if drawn["noisy"] < NOISE_CHANCE else 0.0,
         learning_rate=_log_uniform(RATES, drawn["rate"]),
         width=_choose(WIDTHS, drawn["width"]),
         depth=depth,
+        weakness=weakness,
         crippled=tuple(block for block in range(depth) if rng.random() < weakness),
         slots=tuple(format_slot_id(row, block) for row, block in slots),
         largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
@@ -104,6 +112,11 @@ def draw_world(number: int) -> World:
         size_price=_price(SIZE_PRICES, drawn["size_free"], drawn["size_price"]),
         waste_price=_price(WASTE_PRICES, drawn["waste_free"], drawn["waste_price"]),
     )
+
+
+def _train_sizes(dataset: str) -> tuple[int, int]:
+    low, high = TRAIN_SIZES
+    return low, min(high, _SAMPLES.get(dataset, high))
 
 
 def _choose(values: Sequence[Any], share: float) -> Any:
@@ -126,6 +139,32 @@ def _price(limits: tuple[float, float], free: float, share: float) -> float:
 def small_world(number: int) -> TaskSpec:
     """The task `worlds_small:number`."""
     world = draw_world(number)
+    conditions = ConditionSpace(
+        cripple_probability=0.0,
+        crippled_blocks=world.crippled,
+        train_sizes=(world.train_size,),
+        label_noises=(world.label_noise,),
+    )
+    return _task(world, f"worlds_small:{number}", conditions, POPULATION)
+
+
+@cache
+def mixed_worlds(number: int) -> TaskSpec:
+    """The task `worlds_mixed:number`: host, slots, data, budget, epochs and prices of `worlds_small:number`;
+    every network draws its training set, label noise, learning rate and crippled blocks."""
+    world = draw_world(number)
+    shares = [(i + 0.5) / CHOICES for i in range(CHOICES)]
+    noises = [(share - NOISE_CHANCE) / (1 - NOISE_CHANCE) for share in shares]
+    conditions = ConditionSpace(
+        cripple_probability=world.weakness,
+        train_sizes=tuple(round(_log_uniform(_train_sizes(world.dataset), share)) for share in shares),
+        label_noises=tuple(0.0 if noise < 0 else _uniform(LABEL_NOISES, noise) for noise in noises),
+        learning_rates=tuple(_log_uniform(RATES, share) for share in shares),
+    )
+    return _task(world, f"worlds_mixed:{number}", conditions, MIXED_POPULATION)
+
+
+def _task(world: World, name: str, conditions: ConditionSpace, population: int) -> TaskSpec:
     facts = dataset_facts(world.dataset)
     assert facts is not None, "datasets of worlds are built in"
     channels, height, size = facts.shape
@@ -137,7 +176,8 @@ def small_world(number: int) -> TaskSpec:
     def task(steps_per_epoch: int) -> TaskSpec:
         return replace(
             TASKS["digits_baseline"],
-            name=f"worlds_small:{number}",
+            name=name,
+            family="worlds_small",
             host=host,
             slots=world.slots,
             dataset=world.dataset,
@@ -146,18 +186,13 @@ def small_world(number: int) -> TaskSpec:
             val_size=VAL_SIZE,
             final_val_size=FINAL_VAL_SIZE,
             episode_length=world.epochs,
-            population=POPULATION,
+            population=population,
             optimizer=OptimizerConfig(
                 kind="adamw", host_lr=world.learning_rate, seed_lr=world.learning_rate, host_decay=1e-4
             ),
             objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
             blueprints=BLUEPRINTS,
-            conditions=ConditionSpace(
-                cripple_probability=0.0,
-                crippled_blocks=world.crippled,
-                train_sizes=(world.train_size,),
-                label_noises=(world.label_noise,),
-            ),
+            conditions=conditions,
             budget="flops",
             budget_steps=steps_per_epoch * world.epochs,
             even_epochs=True,
@@ -176,7 +211,7 @@ def largest_ratio(task: TaskSpec) -> float:
     return (host + sum(meter.bank(slot, DEAREST).training for slot in task.slots)) / host
 
 
-FAMILIES = {"worlds_small": small_world}
+FAMILIES = {"worlds_small": small_world, "worlds_mixed": mixed_worlds}
 """What draws the task with a number, by the name of the family."""
 
 

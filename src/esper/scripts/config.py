@@ -261,7 +261,7 @@ def tasks(arguments: Sequence[str]) -> None:
     """Every task with its size."""
     _no_more(arguments)
     from esper.runtime.tasks import TASKS  # slow: it builds every host without weights
-    from esper.runtime.worlds import EPOCHS, FAMILIES, POPULATION, SLOTS
+    from esper.runtime.worlds import EPOCHS, FAMILIES, SLOTS
 
     table = Table("task", "dataset", "parameters", "slots", "epochs", "population", box=None)
     for task in TASKS.values():
@@ -273,10 +273,9 @@ def tasks(arguments: Sequence[str]) -> None:
             f"≤ {task.episode_length}" if task.budget == "flops" else str(task.episode_length),
             str(task.population),
         )
-    for family in FAMILIES:
-        table.add_row(
-            f"{family}:NUMBER", "drawn", "drawn", str(SLOTS), f"{EPOCHS[0]} to {EPOCHS[1]}", str(POPULATION)
-        )
+    for family, draw in FAMILIES.items():
+        epochs, population = f"{EPOCHS[0]} to {EPOCHS[1]}", str(draw(0).population)
+        table.add_row(f"{family}:NUMBER", "drawn", "drawn", str(SLOTS), epochs, population)
     Console(markup=False).print(table)
 
 

@@ -64,7 +64,7 @@ class TrainingConfig:
 
     task: str | tuple[str, ...] = "digits_shift"
     """Name of the task, optionally with changes: digits_shift:base=8. `esper config tasks` lists them. With
-    several names, or a range of worlds such as worlds_small:0-95, one policy is trained on all of these tasks
+    several names, or a range of worlds such as worlds_mixed:0-47, one policy is trained on all of these tasks
     side by side."""
     policy: Policy = "ppo"
     """Policy that decides: ppo (trained), heuristic (fixed rules), random (uniform over legal actions) or
