@@ -1,0 +1,458 @@
+"""Is growth worth it in a user's own loop? One network, grown by rules and learned policies, against every
+static network of its ladder, at equal training FLOPs.
+
+`python -m benchmarks.attach_worth cifar` trains a narrow residual CNN on CIFAR-10, `text` a small GPT on
+characters, `vit` the vision transformer of transformers on handwritten digits. Variants: every rung of the
+ladder (nothing; a light or a heavy blueprint in each slot alone and in all, from the start), `periodic`,
+`plateau`, `heuristic`, and each policy given by `--policy`. All have the same random seeds, which fix initial
+weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network takes fewer
+steps. Charged: training passes, and evaluations that measure contributions. Not charged: one validation per
+epoch, which all variants have, and sensors.
+
+It prints the test metric and differences to growing nothing, to the best rung and to the largest one, with
+95 % intervals. The best rung is chosen for each random seed by the mean of the others, so that luck is not
+rewarded. With `--out` every run is written when it ends, and a run that the file has is not repeated."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pydoc_data.topics
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import esper
+from benchmarks.attach import UserCNN
+from benchmarks.play import interval
+from esper.runtime.data import load_dataset
+from esper.scripts.process import use_one_core
+
+RULES = ("periodic", "plateau", "heuristic")
+NOTHING = "nothing"
+BACKWARD = 2.0
+"""A backward pass counts as this many forward passes."""
+
+
+class Problem(Protocol):
+    """A network, its data and how it is trained."""
+
+    slots: Sequence[str]
+    blueprints: tuple[str, ...]
+    """Those on offer: the light one of the ladder first, the heavy one last."""
+    metric: str
+    classes: int
+    batch: int
+    lr: float
+    steps: int
+    """Steps of the ungrown network: the budget, unless another is asked for."""
+    val: int
+    """Number of validation samples."""
+
+    def model(self) -> nn.Module: ...
+    def example(self) -> Any:
+        """An input of two samples."""
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer: ...
+    def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """Of one training batch."""
+
+    def score(self, model: nn.Module, split: str) -> float:
+        """The metric on a split, of a model in evaluation mode."""
+
+
+def images(name: str, channels: int, val: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Normalised images and labels of each split."""
+    data = load_dataset(name)
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (data.mean, data.std))
+
+    def normal(x: Tensor) -> Tensor:
+        return ((x.float() / data.scale - mean) / std).expand(-1, channels, -1, -1).contiguous()
+
+    x, y = normal(data.train_x), data.train_y
+    return {
+        "train": (x[val:], y[val:]),
+        "val": (x[:val], y[:val]),
+        "test": (normal(data.test_x), data.test_y),
+    }
+
+
+def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A shift of up to four pixels, and every second image mirrored."""
+    down, right = torch.randint(-4, 5, (2,), generator=generator).tolist()
+    moved = F.pad(x, (4, 4, 4, 4))[:, :, 4 + down : 4 + down + x.shape[2], 4 + right : 4 + right + x.shape[3]]
+    flip = torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5
+    return torch.where(flip, moved.flip(3), moved)
+
+
+def hits(logits: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    """Share of right answers."""
+    right = sum(
+        int((logits(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True)
+    )
+    return right / len(y)
+
+
+class Cifar:
+    """Three stages of 8, 16 and 32 channels behind a stem of stride 2; SGD with momentum."""
+
+    slots: Sequence[str] = ("layer1", "layer2", "layer3")
+    blueprints = ("conv_light", "conv_small", "norm", "residual")
+    metric, classes, batch, lr, steps, val = "accuracy", 10, 64, 0.1, 2400, 1000
+
+    def __init__(self, dataset: str = "cifar10") -> None:
+        self.data = images(dataset, 3, self.val)
+
+    def model(self) -> nn.Module:
+        return UserCNN(8, stem_stride=2)
+
+    def example(self) -> Tensor:
+        return self.data["train"][0][:2]
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.lr, momentum=0.9, weight_decay=5e-4)
+
+    def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
+        x, y = self.data["train"]
+        rows = torch.randint(len(x), (self.batch,), generator=generator)
+        return F.cross_entropy(model(augmented(x[rows], generator)), y[rows])
+
+    def score(self, model: nn.Module, split: str) -> float:
+        return hits(model, *self.data[split])
+
+
+class CausalBlock(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, features: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(features), nn.LayerNorm(features)
+        self.qkv, self.mix = nn.Linear(features, 3 * features), nn.Linear(features, features)
+        self.up, self.down = nn.Linear(features, 4 * features), nn.Linear(4 * features, features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class SmallGPT(nn.Module):
+    def __init__(self, alphabet: int, context: int, features: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(alphabet, features), nn.Embedding(context, features)
+        self.blocks = nn.ModuleList(CausalBlock(features, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(features), nn.Linear(features, alphabet)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Text:
+    """Two layers of 32 features on the documentation of Python, by character; AdamW. Its slots follow the
+    layers, and `transformer_block` makes it one layer deeper."""
+
+    slots: Sequence[str] = ("blocks.0", "blocks.1")
+    blueprints = ("mlp_small", "lora", "norm", "transformer_block")
+    metric, batch, lr, steps, val = "loss", 32, 3e-3, 1500, 128
+    context = 64
+
+    def __init__(self) -> None:
+        text = "".join(pydoc_data.topics.topics.values())
+        codes = torch.tensor([min(ord(character), 127) for character in text])
+        alphabet, tokens = codes.unique(return_inverse=True)
+        windows = tokens[: len(tokens) // (self.context + 1) * (self.context + 1)].view(-1, self.context + 1)
+        windows = windows[torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))]
+        self.classes = len(alphabet)
+        self.data = {
+            "val": windows[: self.val],
+            "test": windows[self.val : 8 * self.val],
+            "train": windows[8 * self.val :],
+        }
+
+    def model(self) -> nn.Module:
+        return SmallGPT(self.classes, self.context, 32, 4, 2)
+
+    def example(self) -> Tensor:
+        return self.data["val"][:2, :-1]
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=self.lr, weight_decay=0.01)
+
+    def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
+        windows = self.data["train"]
+        return self._loss(model, windows[torch.randint(len(windows), (self.batch,), generator=generator)])
+
+    def score(self, model: nn.Module, split: str) -> float:
+        losses = [float(self._loss(model, some)) for some in self.data[split].split(self.val)]
+        return statistics.fmean(losses)
+
+    def _loss(self, model: nn.Module, windows: Tensor) -> Tensor:
+        return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+
+class Vit:
+    """Two layers of 24 features on 8×8 digits, from transformers; AdamW."""
+
+    blueprints = ("mlp_small", "lora", "norm", "mlp")
+    metric, classes, batch, lr, steps, val = "accuracy", 10, 64, 3e-3, 400, 300
+
+    def __init__(self) -> None:
+        self.data = images("digits", 1, self.val)
+        named = self.model().named_modules()
+        self.slots = [name for name, module in named if type(module).__name__ == "ViTLayer"]
+
+    def model(self) -> nn.Module:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        sizes = {"image_size": 8, "patch_size": 2, "num_channels": 1, "hidden_size": 24}
+        depth = {"intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return ViTForImageClassification(ViTConfig(**sizes, **depth, num_labels=self.classes))
+
+    def example(self) -> dict[str, Tensor]:
+        return {"pixel_values": self.data["train"][0][:2]}
+
+    def optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=self.lr, weight_decay=0.01)
+
+    def loss(self, model: nn.Module, generator: torch.Generator) -> Tensor:
+        x, y = self.data["train"]
+        rows = torch.randint(len(x), (self.batch,), generator=generator)
+        return F.cross_entropy(model(pixel_values=x[rows]).logits, y[rows])
+
+    def score(self, model: nn.Module, split: str) -> float:
+        return hits(lambda x: model(pixel_values=x).logits, *self.data[split])
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "cifar": Cifar,
+    "fashion14": partial(Cifar, "fashion14"),
+    "text": Text,
+    "vit": Vit,
+}
+"""By name; `fashion14` is the CNN on small images, for a quick look."""
+
+
+def ladder(problem: Problem) -> dict[str, tuple[tuple[str, str], ...]]:
+    """(slot, blueprint) of each seed of each rung."""
+    light, heavy = problem.blueprints[0], problem.blueprints[-1]
+    rungs: dict[str, tuple[tuple[str, str], ...]] = {NOTHING: ()}
+    for weight, blueprint in (("light", light), ("heavy", heavy)):
+        for number, slot in enumerate(problem.slots, 1):
+            rungs[f"{weight} {number}"] = ((slot, blueprint),)
+        rungs[f"{weight} all"] = tuple((slot, blueprint) for slot in problem.slots)
+    return rungs
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    variant: str
+    seed: int
+    score: float
+    """On the test split: accuracy in percent, or loss."""
+    parameters: int
+    steps: int
+    flops: float
+    """Charged FLOPs, as a share of the budget."""
+    grown: tuple[str, ...]
+    """`epoch slot blueprint` of every seed that was planted."""
+    pruned: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs share."""
+
+    problem: str
+    steps: int
+    epochs: int
+    """Equal parts of the budget."""
+
+
+@torch.no_grad()
+def forward_flops(model: nn.Module, example: Any) -> float:
+    """Of one sample."""
+    was_training = model.training
+    model.eval()
+    with FlopCounterMode(display=False) as counter:
+        model(**example) if isinstance(example, dict) else model(example)
+    model.train(was_training)
+    return counter.get_total_flops() / 2
+
+
+@torch.no_grad()
+def judged(problem: Problem, model: nn.Module, split: str) -> float:
+    was_training = model.training
+    model.eval()
+    score = problem.score(model, split)
+    model.train(was_training)
+    return score
+
+
+def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
+    """Train one network for the FLOPs that the ungrown one takes."""
+    began = time.perf_counter()
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    model, example, rungs, charged = problem.model(), problem.example(), ladder(problem), 0.0
+
+    def evaluate() -> float:
+        nonlocal charged
+        charged += problem.val * forward_flops(model, example)
+        return judged(problem, model, "val")
+
+    measures = variant not in rungs and variant not in ("periodic", "plateau")
+    grower = esper.attach(
+        model,
+        problem.slots,
+        example,
+        policy=None if variant in rungs else variant,
+        epochs=setting.epochs,
+        classes=problem.classes,
+        metric=problem.metric,
+        evaluate=evaluate if measures else None,
+        blueprints=problem.blueprints,
+        seed=seed,
+    )
+    budget = (1 + BACKWARD) * forward_flops(model, example) * problem.batch * setting.steps
+    for slot, blueprint in rungs.get(variant, ()):
+        grower.germinate(slot, blueprint)
+    optimizer = problem.optimizer(grower.param_groups())
+    spent, taken = 0.0, 0
+    while spent < budget and grower.epoch < setting.epochs:
+        each = (1 + BACKWARD) * forward_flops(model, example) * problem.batch
+        goal = budget * (grower.epoch + 1) / setting.epochs
+        while spent < goal:
+            share = min(spent / budget, 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = problem.lr * min(1.0, 20 * share + 0.05) * 0.5 * (1 + math.cos(math.pi * share))
+            problem.loss(model, generator).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            spent, taken = spent + each, taken + 1
+        charged = 0.0
+        # One validation per epoch is free for all; those beyond it are charged.
+        grower.step(judged(problem, model, "val"))
+        spent += charged
+    planted = [s for s in grower.history if s.op == "GERMINATE" and s.executed]
+    return Result(
+        variant,
+        seed,
+        judged(problem, model, "test") * (100 if problem.metric == "accuracy" else 1),
+        grower.body.total_params(),
+        taken,
+        spent / budget,
+        tuple(f"{s.epoch} {s.slot} {s.blueprint}" for s in planted),
+        sum(s.op == "PRUNE" and s.executed for s in grower.history),
+        time.perf_counter() - began,
+    )
+
+
+def best_rung(results: Sequence[Result], rungs: Sequence[str], sign: int) -> dict[int, float]:
+    """Score of the rung that is best for the other random seeds, by random seed."""
+    scores = {(r.variant, r.seed): r.score for r in results if r.variant in rungs}
+    known = [rung for rung in rungs if any(variant == rung for variant, _ in scores)]
+    seeds = sorted({seed for _, seed in scores if all((rung, seed) in scores for rung in known)})
+    if len(seeds) < 2:
+        return {}
+    best = {}
+    for seed in seeds:
+        means = {
+            rung: statistics.fmean(scores[rung, other] for other in seeds if other != seed) for rung in known
+        }
+        best[seed] = scores[max(known, key=lambda rung, means=means: sign * means[rung]), seed]  # type: ignore[misc]
+    return best
+
+
+def table(results: Sequence[Result], problem: Problem) -> list[str]:
+    """Markdown. Differences are paired over random seeds, with the interval of Student's t: a bootstrap of a
+    few values is too narrow."""
+    rungs, digits = list(ladder(problem)), 2 if problem.metric == "accuracy" else 3
+    rivals = {
+        "nothing": {r.seed: r.score for r in results if r.variant == NOTHING},
+        "best rung": best_rung(results, rungs, 1 if problem.metric == "accuracy" else -1),
+        "largest": {r.seed: r.score for r in results if r.variant == rungs[-1]},
+    }
+    heads = (f"test {problem.metric}", *(f"− {name}" for name in rivals))
+    columns = ("variant", *heads, "parameters", "steps", "FLOPs", "planted", "pruned", "random seeds")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for variant in dict.fromkeys([*rungs, *(r.variant for r in results)]):
+        mine = [r for r in results if r.variant == variant]
+        if not mine:
+            continue
+        cells = [f"`{variant}`", f"{statistics.fmean(r.score for r in mine):.{digits}f}"]
+        for theirs in rivals.values():
+            values = [r.score - theirs[r.seed] for r in mine if r.seed in theirs]
+            mean, half = interval(values) if len(values) > 1 else (math.nan, math.nan)
+            low, high = mean - half, mean + half
+            shown = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+            cells.append(shown if any(values) and len(values) > 1 else "")
+        cells += [f"{statistics.fmean(r.parameters for r in mine):,.0f}"]
+        cells += [f"{statistics.fmean(r.steps for r in mine):,.0f}"]
+        cells += [f"{statistics.fmean(r.flops for r in mine):.3f}"]
+        cells += [f"{statistics.fmean(len(r.grown) for r in mine):.1f}"]
+        cells += [f"{statistics.fmean(r.pruned for r in mine):.1f}", str(len(mine))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.attach_worth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("problem", choices=PROBLEMS)
+    parser.add_argument("--policy", nargs="+", default=[], help="learned policies, as in esper.attach")
+    parser.add_argument("--variants", nargs="+", help="some of the rungs and rules; default: all")
+    parser.add_argument(
+        "--seeds", type=int, default=8, help="number of random seeds, the same for all variants"
+    )
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="steps of the ungrown network: the budget")
+    parser.add_argument("--epochs", type=int, default=24, help="equal parts of the budget")
+    parser.add_argument("--out", type=Path, help="JSON of all runs; those that it has are kept")
+    given = parser.parse_args(arguments)
+    use_one_core()
+    problem = PROBLEMS[given.problem]()
+    setting = Setting(given.problem, given.steps or problem.steps, given.epochs)
+    known = [*ladder(problem), *RULES]
+    variants = known if given.variants is None else given.variants
+    if wrong := [variant for variant in variants if variant not in known]:
+        raise SystemExit(f"unknown variant {wrong[0]!r}; allowed: {', '.join(known)}")
+    results: list[Result] = []
+    if given.out is not None and given.out.exists():
+        kept = json.loads(given.out.read_text())
+        if kept["setting"] != asdict(setting):
+            raise SystemExit(f"{given.out} has runs with {kept['setting']}, not {asdict(setting)}")
+        results = [Result(**result | {"grown": tuple(result["grown"])}) for result in kept["results"]]
+    done = {(result.variant, result.seed) for result in results}
+    for seed in range(given.first_seed, given.first_seed + given.seeds):
+        for variant in (*variants, *given.policy):
+            if (variant, seed) in done:
+                continue
+            results.append(run(variant, seed, problem, setting))
+            print(results[-1], flush=True)
+            if given.out is not None:
+                runs = {"setting": asdict(setting), "results": [asdict(result) for result in results]}
+                given.out.write_text(json.dumps(runs))
+    print("\n".join(table(results, problem)))
+
+
+if __name__ == "__main__":
+    main()

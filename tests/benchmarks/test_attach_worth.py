@@ -1,0 +1,60 @@
+"""A user's network grown by rules, beside its ladder at equal FLOPs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from benchmarks.attach_worth import PROBLEMS, Result, best_rung, ladder, main
+
+from esper.grower import Grower
+
+
+def result(variant: str, seed: int, score: float) -> Result:
+    return Result(variant, seed, score, 1, 1, 1.0, (), 0, 0.0)
+
+
+def test_the_best_rung_is_chosen_on_other_random_seeds() -> None:
+    scores = {"nothing": (5.0, 1.0, 2.0), "light all": (0.0, 4.0, 4.0)}
+    results = [result(rung, seed, score) for rung, own in scores.items() for seed, score in enumerate(own)]
+    # Means of the others: 1.5 and 4; 3.5 and 2; 3 and 2.
+    assert best_rung(results, list(scores), 1) == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert best_rung(results, list(scores), -1) == {0: 5.0, 1: 4.0, 2: 4.0}
+    assert best_rung(results[:1], list(scores), 1) == {}
+
+
+def test_a_ladder_has_light_and_heavy_rungs_in_each_slot_and_in_all() -> None:
+    rungs = ladder(PROBLEMS["text"]())
+    assert list(rungs) == [
+        "nothing",
+        *("light 1", "light 2", "light all"),
+        *("heavy 1", "heavy 2", "heavy all"),
+    ]
+    assert rungs["heavy all"] == (("blocks.0", "transformer_block"), ("blocks.1", "transformer_block"))
+
+
+def test_every_variant_spends_the_same_flops_and_a_finished_run_is_not_repeated(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    out = tmp_path / "runs.json"
+    sizes = ["--seeds", "2", "--steps", "60", "--epochs", "4", "--out", str(out)]
+    command = ["text", "--variants", "nothing", "heavy all", "periodic", *sizes]
+    main(command)
+    printed = capsys.readouterr().out
+    results = [Result(**run) for run in json.loads(out.read_text())["results"]]
+    by_variant = {r.variant: r for r in results if r.seed == 0}
+    assert len(results) == 6
+    assert all(1.0 <= r.flops < 1.05 for r in results)
+    nothing, largest, grown = (by_variant[name] for name in ("nothing", "heavy all", "periodic"))
+    assert nothing.parameters < grown.parameters < largest.parameters
+    assert nothing.steps == 60 > grown.steps > largest.steps
+    assert (len(nothing.grown), len(grown.grown)) == (0, 2)
+    assert "| `periodic` |" in printed
+    with monkeypatch.context() as patch:
+        patch.delattr(Grower, "step")
+        main(command)
+    assert "| `periodic` |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has runs with"):
+        main([*command, "--steps", "61"])
+    with pytest.raises(SystemExit, match=r"unknown variant 'light 9'; allowed: nothing, light 1"):
+        main(["text", "--variants", "light 9"])
