@@ -2,8 +2,8 @@
 from its number alone. Whether to grow, how much and where differs from world to world.
 
 `worlds_small` is to judge in. `worlds_mixed` is to train in: 64 networks that share host, data, budget and
-prices are one population, and the other conditions are drawn for each network. A network costs half as much
-there.
+prices are one population, and the other conditions are drawn for each network. There a network costs about
+half as much CPU time.
 
 Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
 judged on the rest.
