@@ -8,7 +8,8 @@ that decision, so that a policy sees what it would see in the real environment.
 `python -m benchmarks.plan_table digits_shift` measures all 64 plans in 128 worlds. Every finished plan (of a
 family: every finished world) is kept at once, so a job that was stopped goes on where it was; `--shard 0/2`
 and `--shard 1/2` divide the work between two processes. The last process to finish writes the table,
-`benchmarks/tables/TASK.safetensors`.
+`benchmarks/tables/TASK.safetensors`. `--blueprints` leaves out some of the task's blueprints: with three of
+them in three slots all 64 plans can be measured, and a learner may choose any.
 
 P plans, W worlds, S slots, B blueprints of the task."""
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from torch import Tensor
 from esper._archive import read_archive, require_equal, write_archive
 from esper.kasmina import FlopMeter
 from esper.leyline import EpisodeOutcome, EsperError, blueprint_index, stream_seed
+from esper.leyline.errors import allowed
 from esper.proof.episodes import finish_round, play
 from esper.runtime.tasks import TaskSpec, draw_condition, parse_task
 from esper.runtime.worlds import FAMILIES
@@ -98,6 +100,14 @@ def draw_plans(task: TaskSpec, number: int) -> tuple[Plan, ...]:
     return tuple(drawn)
 
 
+def restrict(task: TaskSpec, blueprints: Sequence[str]) -> TaskSpec:
+    """The task with these of its blueprints only; all of them if none is named."""
+    unknown = [name for name in blueprints if name not in task.blueprints]
+    if unknown:
+        raise EsperError(f"{task.name}: {unknown[0]!r} is no blueprint of it; {allowed(task.blueprints)}")
+    return replace(task, blueprints=tuple(blueprints)) if blueprints else task
+
+
 def schedule(task: TaskSpec, plan: Plan) -> tuple[Planting, ...]:
     """The plantings of a plan, one per epoch from the first on."""
     seeds = [(slot, blueprint) for slot, blueprint in enumerate(plan) if blueprint is not None]
@@ -128,9 +138,9 @@ def first_sight(env: VectorEnv, task: TaskSpec) -> Sight:
 class OneTask:
     """Worlds are networks of one task. A piece of work is one plan in all worlds."""
 
-    def __init__(self, task: TaskSpec, plans: int, worlds: range) -> None:
-        self.task, self.worlds, self.name = task, worlds, task.name
-        self.plans = draw_plans(task, plans)
+    def __init__(self, task: TaskSpec, plans: int, worlds: range, blueprints: Sequence[str] = ()) -> None:
+        self.task, self.worlds, self.name = restrict(task, blueprints), worlds, task.name
+        self.plans = draw_plans(self.task, plans)
         self.pieces = [[*plan] for plan in self.plans]
 
     def measure(self, piece: int) -> Figures:
@@ -165,14 +175,14 @@ class Family:
     """Worlds are tasks of one family, which have the same number of slots and the same blueprints. A piece of
     work is one world with all plans: one population of equal networks."""
 
-    def __init__(self, name: str, plans: int, worlds: range) -> None:
-        self.name, self.worlds = name, worlds
+    def __init__(self, name: str, plans: int, worlds: range, blueprints: Sequence[str] = ()) -> None:
+        self.name, self.worlds, self.blueprints = name, worlds, blueprints
         self.task = self._task(0)
         self.plans = draw_plans(self.task, plans)
         self.pieces = [[f"{name}:{world}"] for world in worlds]
 
     def _task(self, piece: int) -> TaskSpec:
-        return parse_task(f"{self.name}:{self.worlds[piece]}")
+        return restrict(parse_task(f"{self.name}:{self.worlds[piece]}"), self.blueprints)
 
     def _open(self, task: TaskSpec, networks: int) -> VectorEnv:
         rows = -(-networks // ROWS) * ROWS
@@ -265,6 +275,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=128, help="largest number of plans, the empty one too")
     parser.add_argument("--worlds", type=int, default=128, help="number of worlds")
     parser.add_argument("--first-world", type=int, default=0, help="number of the first world")
+    parser.add_argument("--blueprints", nargs="+", default=[], help="of the task's; default: all")
     parser.add_argument("--shard", default="0/1", help="this process and the number of processes: 0/2")
     parser.add_argument("--parts", type=Path, default=Path("runs/plan_table"), help="where pieces are kept")
     options = parser.parse_args()
@@ -273,9 +284,9 @@ def main() -> None:
     worlds = range(options.first_world, options.first_world + options.worlds)
     work: Work
     if options.task in FAMILIES:
-        work = Family(options.task, options.plans, worlds)
+        work = Family(options.task, options.plans, worlds, options.blueprints)
     else:
-        work = OneTask(parse_task(options.task), options.plans, worlds)
+        work = OneTask(parse_task(options.task), options.plans, worlds, options.blueprints)
     options.parts.mkdir(parents=True, exist_ok=True)
     done = finished_pieces(options.parts, work)
     mine = [number for number in islice(range(len(work.pieces)), shard, None, shards) if number not in done]

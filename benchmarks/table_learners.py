@@ -4,14 +4,12 @@ action values, and searches.
 Every algorithm gets worlds to learn in and worlds to be judged in, and a budget of env-steps; an episode
 counts what it counts in the real environment. PPO and action values are the project's own code.
 
-E envs, W worlds, P plans, S slots, N paths (orders in which the seeds of a plan can be planted)."""
+E envs, W worlds, P plans, S slots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import permutations, product
-from typing import TypeVar
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +18,15 @@ from torch import Tensor
 
 from benchmarks.plan_table import PlanTable
 from benchmarks.table_env import TableEnv
-from esper.leyline import (
-    ActionMasks,
-    PolicyObservation,
-    TempoAction,
-    stream_seed,
-)
+from esper.leyline import TempoAction, stream_seed
 from esper.simic.agent.normalization import RewardNormalizer
 from esper.simic.agent.plan_values import PlanValueLearner, Replay, ValuesConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.training.distinct_twins import draw_distinct
 from esper.simic.training.plan_learner import PlanLearner, PlanSpace
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, action_uniforms
-from esper.tamiyo.scripted import germinate, waiting
 
 ENVS = 64
 TWINS = 8
@@ -41,7 +34,6 @@ HIDDEN, SLOT_HIDDEN = 64, 32
 KEEP = 4
 """After each rung of successive halving, one plan of this many stays."""
 Ints = npt.NDArray[np.int64]
-Record = TypeVar("Record", PolicyObservation, ActionMasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +84,10 @@ class PPOVariant:
     dead_ends: bool = False
     normalize_rewards: bool = True
     twins: int = 1
-    without_replacement: bool = False
-    """Twins of a group draw different plans, and one of them grows nothing."""
+    distinct: bool = False
+    """Twins that have done the same take different actions, and one of them grows nothing."""
     baseline: bool = False
-    """J of never growing, measured once in each world, is subtracted; no twin grows nothing for that."""
+    """J of never growing, measured once in each world, is subtracted."""
 
 
 _HYGIENE = {
@@ -118,10 +110,10 @@ def ppo_variants(rounds: int) -> dict[str, PPOVariant]:
         "PPO as it was": PPOVariant(config=plain, dead_ends=True),
         "+ dead ends closed": PPOVariant(config=plain),
         "+ twins, each by itself": PPOVariant(config=plain, twins=TWINS),
-        "+ twins": PPOVariant(config=plain, twins=TWINS, without_replacement=True),
-        "+ hygiene": PPOVariant(config=clean, normalize_rewards=False, twins=TWINS, without_replacement=True),
+        "+ twins": PPOVariant(config=plain, twins=TWINS, distinct=True),
+        "+ hygiene": PPOVariant(config=clean, normalize_rewards=False, twins=TWINS, distinct=True),
         "+ persistent worlds": PPOVariant(
-            config=clean, normalize_rewards=False, twins=TWINS, without_replacement=True, baseline=True
+            config=clean, normalize_rewards=False, twins=TWINS, distinct=True, baseline=True
         ),
     }
 
@@ -148,17 +140,13 @@ def learn_ppo(
     """Train for `rounds` and judge after every `every` of them."""
     env = TableEnv(table, split.train, envs=ENVS, seed=seed, twins=variant.twins, dead_ends=variant.dead_ends)
     agent = make_agent(table, variant, env.steps, seed)
-    normalizer, paths = RewardNormalizer(), Paths.of(table)
+    normalizer = RewardNormalizer()
     never = torch.from_numpy(table.objective[0]).float()
     spent = len(split.train) * table.env_steps if variant.baseline else 0
     learned = Learned()
     learned.add(spent, *judge(agent, table, split, variant, seed))
     for round_idx in range(rounds):
         env.begin_round(round_idx)
-        given = None
-        if variant.without_replacement:
-            rng = np.random.default_rng(stream_seed(seed, "action", round_idx, 1))
-            given = paths.draw(agent.policy, table, env, rng, nothing=not variant.baseline)
         uniforms = action_uniforms(seed, round_idx, range(ENVS), env.steps)
         rewards = []
         hidden = agent.initial_hidden()
@@ -166,14 +154,22 @@ def learn_ppo(
         for t in range(env.steps):
             obs, masks = env.observe()
             reset = torch.full((ENVS,), t == 0)
-            step = agent.act(
-                obs,
-                hidden,
-                masks,
-                uniforms=uniforms[:, t],
-                reset=reset,
-                given=None if given is None else given[:, t],
-            )
+            given = None
+            if variant.distinct:
+                given = draw_distinct(
+                    agent.policy,
+                    obs,
+                    hidden,
+                    masks,
+                    twins=TWINS,
+                    epsilon=agent.epsilon,
+                    reset=reset,
+                    seed=seed,
+                    round_idx=round_idx,
+                    epoch=t,
+                    numbers=range(ENVS),
+                )
+            step = agent.act(obs, hidden, masks, uniforms=uniforms[:, t], reset=reset, given=given)
             result = env.act(step.actions)
             reward = result.reward
             if variant.baseline:
@@ -217,90 +213,6 @@ def judge(
             hidden = step.hidden
         results.append(env.objectives().mean().item())
     return results[0], results[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Every order in which the seeds of every plan can be planted."""
-
-    actions: Tensor  # [N, S, 8]
-    plan: Ints  # [N], row of the table
-
-    @classmethod
-    def of(cls, table: PlanTable) -> Paths:
-        slots, blueprints = len(table.plans[0]), len(table.blueprints)
-        number = {tuple(row): i for i, row in enumerate(table.rows().tolist())}
-        actions, plans = [], []
-        for seeds in range(slots + 1):
-            for order in permutations(range(slots), seeds):
-                for kinds in product(range(blueprints), repeat=seeds):
-                    path, plan = waiting(slots), [-1] * slots
-                    for t, (slot, kind) in enumerate(zip(order, kinds, strict=True)):
-                        germinate(path[t], slot, kind)
-                        plan[slot] = kind
-                    actions.append(path)
-                    plans.append(number[tuple(plan)])
-        return cls(torch.stack(actions), np.array(plans))
-
-    @torch.no_grad()
-    def log_probs(self, policy: RecurrentPolicy, table: PlanTable, worlds: Tensor) -> Tensor:
-        """[W, N]: log-probability of each path, without exploration."""
-        paths = len(self.actions)
-        env = TableEnv(table, worlds.tolist(), envs=paths * len(worlds), seed=0, twins=paths)
-        env.begin(worlds.numpy())
-        actions = self.actions.repeat(len(worlds), 1, 1)
-        seen: list[PolicyObservation] = []
-        legal: list[ActionMasks] = []
-        valid = []
-        for t in range(env.steps):
-            obs, masks = env.observe()
-            seen.append(obs)
-            legal.append(masks)
-            valid.append(env.act(actions[:, t]).valid)
-        reset = torch.zeros(len(actions), env.steps, dtype=torch.bool)
-        distribution, _, _ = policy.distribution(
-            _stacked(seen),
-            policy.initial_hidden(len(actions)),
-            _stacked(legal),
-            reset=reset,
-            epsilon=torch.zeros(reset.shape),
-        )
-        by_step = distribution.log_probs(actions).sum(-1)
-        return torch.where(torch.stack(valid, 1), by_step, 0.0).sum(1).unflatten(0, (len(worlds), paths))
-
-    def draw(
-        self,
-        policy: RecurrentPolicy,
-        table: PlanTable,
-        env: TableEnv,
-        rng: np.random.Generator,
-        *,
-        nothing: bool,
-    ) -> Tensor:
-        """[E, S, 8]: actions of a different plan for each twin, drawn from the policy without replacement;
-        with `nothing` the first twin grows nothing."""
-        log_probs = self.log_probs(policy, table, env.world[:: env.twins]).numpy()
-        rows = []
-        for own in log_probs.astype(np.float64):
-            drawn: list[int] = [0] if nothing else []
-            noisy = own + rng.gumbel(size=own.shape)
-            taken = {0} if nothing else set()
-            for path in np.argsort(-noisy):
-                if len(drawn) == env.twins:
-                    break
-                if self.plan[path] not in taken:
-                    taken.add(int(self.plan[path]))
-                    drawn.append(int(path))
-            rows += drawn
-        return self.actions[rows]
-
-
-def _stacked(steps: Sequence[Record]) -> Record:
-    """[E, T, …] of one record per step."""
-    names = [f.name for f in fields(steps[0])]
-    return replace(
-        steps[0], **{name: torch.stack([getattr(step, name) for step in steps], 1) for name in names}
-    )
 
 
 # -- action values -------------------------------------------------------------------------------------------

@@ -49,6 +49,21 @@ def train(directory: Path | None = None, **changes: Any):
     return train_ppo_vectorized(**fields, telemetry_dir=None if directory is None else str(directory))
 
 
+def open_masks(envs: int = 4, slots: int = 2) -> tuple[PolicyObservation, ActionMasks]:
+    """Random observations, and everything is legal."""
+    generator = torch.Generator().manual_seed(0)
+    _, blueprints, *parameters, ops = head_sizes(slots)
+    obs = PolicyObservation(
+        torch.randn(envs, 3, generator=generator),
+        torch.randn(envs, slots, 4, generator=generator),
+        torch.ones(envs, slots, blueprints, 2),
+        torch.full((envs, slots), -1),
+    )
+    flags = [torch.ones(envs, n, dtype=torch.bool) for n in (blueprints, *parameters)]
+    by_op = torch.ones(envs, ops, slots, dtype=torch.bool)
+    return obs, ActionMasks(by_op.any(2), by_op, *flags)
+
+
 def play_rollout(agent: PPOAgent) -> None:
     """Fill the buffer of an agent for one slot and two features: everything is legal, rewards are random."""
     envs, steps = agent.buffer.num_envs, agent.buffer.num_steps

@@ -10,19 +10,15 @@ import pytest
 import torch
 from benchmarks.plan_table import PlanTable
 from benchmarks.table_compare import Budget, algorithms, show
-from benchmarks.table_env import TableEnv
 from benchmarks.table_learners import (
     ENVS,
-    TWINS,
     Learned,
-    Paths,
     Split,
     by_condition,
     chosen_objective,
     halve,
     learn_ppo,
     learn_values,
-    make_agent,
     oracle,
     ppo_variants,
     search,
@@ -111,24 +107,6 @@ def test_the_best_plan_of_a_condition_is_chosen_in_other_worlds(table: PlanTable
     kind = np.arange(table.objective.shape[1]) % 2
     assert (by_condition(table, kind) - never).mean() == pytest.approx(0.3)
     assert (by_condition(table, np.arange(96)) - never).mean() == pytest.approx(0.15)
-
-
-def test_paths_have_the_probability_of_their_plans(table: PlanTable) -> None:
-    """All paths together have probability 1, and twins get different plans, nothing first."""
-    variant = ppo_variants(3)["+ twins"]
-    env = TableEnv(table, range(96), envs=ENVS, seed=0, twins=TWINS)
-    agent = make_agent(table, variant, env.steps, seed=0)
-    paths = Paths.of(table)
-    assert len(paths.plan) == 1 + 4 + 8
-    log_probs = paths.log_probs(agent.policy, table, torch.tensor([3, 4]))
-    assert log_probs.exp().sum(1).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
-    env.begin_round(0)
-    given = paths.draw(agent.policy, table, env, np.random.default_rng(0), nothing=True)
-    for t in range(env.steps):
-        env.act(given[:, t])
-    numbers = env.plan_numbers(env.grown).unflatten(0, (-1, TWINS))
-    assert (numbers[:, 0] == 0).all()
-    assert all(len(set(row)) == TWINS for row in numbers.tolist())
 
 
 def test_every_stage_of_ppo_runs_and_repeats(table: PlanTable) -> None:

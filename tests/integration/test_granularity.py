@@ -13,18 +13,15 @@ from esper.leyline import (
     OP_GERMINATE,
     OP_PRUNE,
     OP_WAIT,
-    ActionMasks,
     EsperError,
-    PolicyObservation,
     TempoAction,
-    head_sizes,
 )
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
 from esper.simic.training.granularity import close, level_after, limit_masks, reopen
 from esper.tamiyo.network import TamiyoNetwork
 from esper.tamiyo.policy import RecurrentPolicy, check_masks
-from run_helpers import assert_same_run, rows, train
+from run_helpers import assert_same_run, open_masks, rows, train
 
 LEARNING: dict[str, Any] = {
     "envs": 8,
@@ -41,21 +38,6 @@ LEARNING: dict[str, Any] = {
         "epsilon": 0.5,
     },
 }
-
-
-def open_masks(envs: int = 4, slots: int = 2) -> tuple[PolicyObservation, ActionMasks]:
-    """Random observations, and everything is legal."""
-    generator = torch.Generator().manual_seed(0)
-    _, blueprints, *parameters, ops = head_sizes(slots)
-    obs = PolicyObservation(
-        torch.randn(envs, 3, generator=generator),
-        torch.randn(envs, slots, 4, generator=generator),
-        torch.ones(envs, slots, blueprints, 2),
-        torch.full((envs, slots), -1),
-    )
-    flags = [torch.ones(envs, n, dtype=torch.bool) for n in (blueprints, *parameters)]
-    by_op = torch.ones(envs, ops, slots, dtype=torch.bool)
-    return obs, ActionMasks(by_op.any(2), by_op, *flags)
 
 
 def test_plans_have_one_way_to_grow(tmp_path) -> None:

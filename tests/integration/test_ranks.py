@@ -61,6 +61,7 @@ def stop_here(_ranks: Ranks, directory: Path, changes: dict, at: tuple[int, int]
             },
             marks=pytest.mark.slow,
         ),
+        pytest.param({"twins": 4, "granularity": "plans", "distinct_twins": True}, marks=pytest.mark.slow),
         pytest.param({"policy": "heuristic"}, marks=pytest.mark.slow),
         pytest.param({"policy": "random"}, marks=pytest.mark.slow),
         pytest.param({"teacher": "heuristic", "teacher_rounds": 1}, marks=pytest.mark.slow),

@@ -145,6 +145,9 @@ class TrainingConfig:
     (also how: style and tempo) or all operations."""
     unlock_after: int = 0
     """Number of rounds without a higher mean J after which the next granularity begins; 0: never."""
+    distinct_twins: bool = False
+    """Whether twins that have done the same so far take different actions, and the first of each group always
+    waits. It needs twins and granularity plans."""
     updates_per_round: int = 1
     """Number of PPO updates from each rollout."""
     teacher: str | None = None
@@ -232,6 +235,11 @@ class TrainingConfig:
             yield (
                 f"granularity {self.granularity} with policy {self.policy}, teacher "
                 f"{self.teacher or 'none'}; allowed: ppo without a teacher, who may use every operation"
+            )
+        if self.distinct_twins and (self.twins < 2 or self.granularity != "plans" or self.unlock_after):
+            yield (
+                f"distinct_twins with twins {self.twins}, granularity {self.granularity}, unlock_after "
+                f"{self.unlock_after}; it needs twins 2 or more, granularity plans and unlock_after 0"
             )
         if self.unlock_after and self.granularity == "all":
             yield f"unlock_after {self.unlock_after} with granularity all: nothing is left to unlock"

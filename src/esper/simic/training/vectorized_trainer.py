@@ -31,6 +31,7 @@ from esper.simic.contracts import BatchSummary, TaskSummary
 from esper.simic.ranks import ALONE, Ranks, fingerprint
 from esper.simic.seed_management import run_ppo_updates
 from esper.simic.training.checkpoint import BestPolicy
+from esper.simic.training.distinct_twins import draw_distinct
 from esper.simic.training.granularity import level_after, limit_masks, reopen
 from esper.tamiyo.policy import action_uniforms, map_tensors
 
@@ -301,6 +302,21 @@ class VectorizedPPOTrainer:
             given = self.teacher.act(seen.obs, None, masks).actions
         elif self.planner is not None:
             given = self.planner.decide(seen.obs, masks)
+        elif self.config.distinct_twins:
+            assert self.hidden is not None, "a learning policy has a memory"
+            given = draw_distinct(
+                self.agent.policy,
+                seen.obs,
+                self.hidden,
+                masks,
+                twins=self.config.twins,
+                epsilon=self.agent.epsilon,
+                reset=self.reset,
+                seed=self.env.root_seed,
+                round_idx=self.progress.round_idx,
+                epoch=seen.epoch,
+                numbers=self.env.numbers,
+            )
         return self.agent.act(
             seen.obs,
             self.hidden,
