@@ -170,7 +170,34 @@ def fresh_table(name: str, policies: Sequence[str], networks: int, first: int) -
         f"`{name}`, {networks} networks from {first:,}: J {100 * ours.mean():.1f}, test accuracy "
         f"{accuracy:.1f} %, {params:.0f} added parameters, {seeds:.2f} seeds."
     )
-    return "\n".join([*lines, "", summary])
+    parts = [*lines, "", summary]
+    if task.conditions is not None:
+        parts += ["", growth_by_pattern(task, cohorts)]
+    return "\n".join(parts)
+
+
+def growth_by_pattern(task: TaskSpec, cohorts: Cohorts) -> str:
+    """What the policies grow, and what they gain over never growing, by the blocks that are crippled."""
+    (never,) = cohorts.values("static", "J")
+    gains = cohorts.values(LEARNED, "J") - never  # [policies, networks]
+    rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for policy, stratum in enumerate(cohorts.played[LEARNED]):
+        for index, one in enumerate(stratum):
+            crippled = draw_condition(task, HELD_OUT, 0, one.network).crippled
+            rows.setdefault(tuple(crippled), []).append((policy, index))
+    columns = ("crippled blocks", "networks", *(f"seed in {slot}" for slot in task.slots), "J − never")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for crippled, places in sorted(rows.items()):
+        blocks = " and ".join(str(block + 1) for block, is_crippled in enumerate(crippled) if is_crippled)
+        grown = [
+            {fossil.slot for fossil in cohorts.played[LEARNED][policy][index].fossils}
+            for policy, index in places
+        ]
+        shares = [f"{100 * np.mean([slot in own for own in grown]):.0f} %" for slot in task.slots]
+        gain = 100 * np.mean([gains[policy, index] for policy, index in places])
+        cells = (blocks or "none", str(len(places) // len(cohorts.played[LEARNED])), *shares, f"{gain:.1f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 class ByValues(ScriptedPolicy):

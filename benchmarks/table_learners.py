@@ -90,8 +90,10 @@ class PPOVariant:
     """J of never growing, measured once in each world, is subtracted."""
 
 
-_HYGIENE = {
-    "gae_lambda": 1.0,
+_MANY_STEPS: dict[str, object] = {"epochs": 10, "minibatches": 8, "target_kl": 0.2}
+_CALM: dict[str, object] = {**_MANY_STEPS, "gae_lambda": 1.0, "lr_end": 0.0}
+_HYGIENE: dict[str, object] = {
+    **_CALM,
     "advantage_scale": "returns",
     "critic_steps": 50,
     "explore_ops_only": True,
@@ -104,18 +106,27 @@ def _config(rounds: int, **changes: object) -> PPOConfig:
 
 
 def ppo_variants(rounds: int) -> dict[str, PPOVariant]:
-    """Each adds one thing to the one before it. Twins that draw each by itself are what the trainer has."""
-    plain, clean = _config(rounds), _config(rounds, **_HYGIENE)
-    return {
-        "PPO as it was": PPOVariant(config=plain, dead_ends=True),
-        "+ dead ends closed": PPOVariant(config=plain),
-        "+ twins, each by itself": PPOVariant(config=plain, twins=TWINS),
-        "+ twins": PPOVariant(config=plain, twins=TWINS, distinct=True),
-        "+ hygiene": PPOVariant(config=clean, normalize_rewards=False, twins=TWINS, distinct=True),
-        "+ persistent worlds": PPOVariant(
-            config=clean, normalize_rewards=False, twins=TWINS, distinct=True, baseline=True
-        ),
+    """Each adds something to the one before it, but for the last, which adds to the fifth."""
+    stages: dict[str, PPOVariant] = {
+        "PPO as it was": PPOVariant(config=_config(rounds), dead_ends=True),
+        "+ dead ends closed": PPOVariant(config=_config(rounds)),
+        "+ twins, each by itself": PPOVariant(config=_config(rounds), twins=TWINS),
+        "+ distinct twins": PPOVariant(config=_config(rounds), twins=TWINS, distinct=True),
     }
+    for name, changes in {
+        "+ many steps, rewards as they are": _MANY_STEPS,
+        "+ λ = 1, rate falls to 0": _CALM,
+        "+ hygiene of the critic": _HYGIENE,
+        "many steps and persistent worlds": _MANY_STEPS,
+    }.items():
+        stages[name] = PPOVariant(
+            config=_config(rounds, **changes),
+            normalize_rewards=False,
+            twins=TWINS,
+            distinct=True,
+            baseline="persistent" in name,
+        )
+    return stages
 
 
 def make_agent(table: PlanTable, variant: PPOVariant, steps: int, seed: int) -> PPOAgent:

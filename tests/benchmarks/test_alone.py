@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from benchmarks.alone import ABOVE_ZERO, WITHIN_ONE, in_points, main, verdicts
 
 from esper._statistics import Estimate
+from esper.runtime.tasks import draw_condition, get_task_spec
 from esper.scripts import prove, train
+from esper.simic.training.evaluation import HELD_OUT
 
 
 def test_a_hypothesis_is_about_the_lower_bound() -> None:
@@ -60,9 +63,13 @@ def test_a_policy_beside_its_own_values(tmp_path: Path, capsys: pytest.CaptureFi
 def test_policies_on_fresh_networks_and_their_teacher(capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--networks", "2", "--first-network", "50"]
     main(["fresh", "--policy", "digits_shift-1", *size])
-    *rows, _, last = capsys.readouterr().out.splitlines()[2:]
-    rivals = [row.split("|")[1].strip(" `") for row in rows]
+    rows, summary, patterns = capsys.readouterr().out.strip().split("\n\n")
+    rivals = [row.split("|")[1].strip(" `") for row in rows.splitlines()[2:]]
     assert rivals == [*ABOVE_ZERO["digits_shift"], *WITHIN_ONE["digits_shift"], "learned_sampled"]
-    assert last.startswith("`digits_shift`, 2 networks from 50: J ")
+    assert summary.startswith("`digits_shift`, 2 networks from 50: J ")
+    task = get_task_spec("digits_shift")
+    conditions = [draw_condition(task, HELD_OUT, 0, network).crippled for network in (50, 51)]
+    counts = [int(row.split("|")[2]) for row in patterns.splitlines()[2:]]
+    assert sorted(counts) == sorted(Counter(conditions).values())
     main(["teacher", "--tasks", "digits_impaired", *size])
     assert capsys.readouterr().out.splitlines()[2].startswith("| `digits_impaired` |")

@@ -134,7 +134,7 @@ def test_what_is_shown_is_measured_from_never_growing(table: PlanTable, tmp_path
             finished[name, seed] = Learned(curve, explained=[0.0, 0.0, 0.9, 0.1], value_ratio=[1.0] * 4)
     del finished[names[0], 2]
     text = show(table, finished, names)
-    row = next(line for line in text.splitlines() if line.startswith("| + twins"))
+    row = next(line for line in text.splitlines() if line.startswith("| + distinct twins"))
     assert "| 200 | 0.0 ± 0.0 | 0.5 ± 0.5 | -1.0 ± 0.0 | 0.50 (above 0.5 in 50 %) | 1.00 |" in row
     assert (tmp_path / "kinds.md").read_text() == text
     drawing = ElementTree.fromstring((tmp_path / "kinds.svg").read_text())
