@@ -68,6 +68,21 @@ PRESETS: Mapping[str, Preset] = {
     ),
     ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
     **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
+    "ppo_alone": Preset(
+        "PPO without action values, on any task: twins that draw different plans, and many steps",
+        {
+            "envs": 64,
+            "twins": 8,
+            "distinct_twins": True,
+            "granularity": "plans",
+            "rounds": 39,
+            "reward.mode": "sparse",
+            "normalize_rewards": False,
+            "ppo.epochs": 10,
+            "ppo.minibatches": 8,
+            "ppo.target_kl": 0.2,
+        },
+    ),
     "general": Preset(
         "one policy for networks and data that it has never seen, from 48 kinds of hosts; takes CPU hours",
         {
