@@ -25,9 +25,10 @@ from benchmarks.table_learners import (
     search_at_random,
     values_variants,
 )
+from benchmarks.transfer import transfer
 
 from benchmarks import table_compare
-from esper.simic.agent.plan_values import Sight
+from esper.simic.agent.plan_values import Sight, ValuesConfig
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT, SLOT_DIM
 
@@ -98,6 +99,18 @@ def test_action_values_learn_to_choose_by_what_they_see(table: PlanTable, name: 
     learned = learn_values(table, split, values_variants()[name], seed=0, rounds=small, every=small)
     assert learned.curve[-1][0] == small * ENVS * 24
     assert learned.curve[-1][1] - chosen_objective(table, split.test, 0) > 0.2
+
+
+def test_values_choose_in_worlds_that_they_have_not_seen(table: PlanTable) -> None:
+    """The right seed gains 30 points, the best single plan half of that. What tells the kinds apart is in the
+    slots."""
+    config = ValuesConfig(steps=300)
+    seen = transfer(table, 0, worlds=72, plans=5, config=config)
+    assert seen.chosen == pytest.approx(30, abs=3)
+    assert seen.hindsight == pytest.approx(30)
+    assert seen.grows == 100
+    blind = transfer(table, 0, worlds=72, plans=5, config=config, hide=["slots"])
+    assert blind.chosen < 20
 
 
 def test_the_best_plan_of_a_condition_is_chosen_in_other_worlds(table: PlanTable) -> None:

@@ -80,7 +80,10 @@ PRESETS: Mapping[str, Preset] = {
             "normalize_rewards": False,
             "ppo.epochs": 10,
             "ppo.minibatches": 8,
-            "ppo.target_kl": 0.2,
+            "ppo.target_kl": None,
+            "ppo.epsilon": 0.0,
+            "ppo.entropy_coef": 0.003,
+            "patience": 3.0,
         },
     ),
     "general": Preset(
