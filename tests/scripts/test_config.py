@@ -20,6 +20,7 @@ COMPANIONS = {
     "teacher": ["--teacher-rounds", "1"],
     "teacher_rounds": ["--teacher", "heuristic"],
     "unlock_after": ["--granularity", "plans"],
+    "distinct_twins": ["--granularity", "plans", "--twins", "2"],
 }
 TEXTS = {
     "task": ["digits_mlp", "digits_scale"],
