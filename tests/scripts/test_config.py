@@ -74,7 +74,8 @@ def test_every_setting_has_a_flag_that_sets_it_and_nothing_else(path: str) -> No
     companions = COMPANIONS.get(path, [])
     config, origins = parse("esper train", "", ["--preset", "none", *words, *companions])
     assert leaf(config, path) == value != leaf(TrainingConfig(), path)
-    also = {word.removeprefix("--").replace("-", "_") for word in companions[:1]}
+    flags = [word for word in companions if word.startswith("--")]
+    also = {word.removeprefix("--").replace("-", "_") for word in flags}
     assert {name for name, origin in origins.items() if origin == "flag"} == {path} | also
 
 
