@@ -180,7 +180,7 @@ def growth_by_pattern(task: TaskSpec, cohorts: Cohorts) -> str:
     """What the policies grow, and what they gain over never growing, by the blocks that are crippled."""
     (never,) = cohorts.values("static", "J")
     gains = cohorts.values(LEARNED, "J") - never  # [policies, networks]
-    rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    rows: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
     for policy, stratum in enumerate(cohorts.played[LEARNED]):
         for index, one in enumerate(stratum):
             crippled = draw_condition(task, HELD_OUT, 0, one.network).crippled

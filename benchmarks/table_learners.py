@@ -9,7 +9,7 @@ E envs, W worlds, P plans, S slots."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -107,26 +107,20 @@ def _config(rounds: int, **changes: object) -> PPOConfig:
 
 def ppo_variants(rounds: int) -> dict[str, PPOVariant]:
     """Each adds something to the one before it, but for the last, which adds to the fifth."""
-    stages: dict[str, PPOVariant] = {
-        "PPO as it was": PPOVariant(config=_config(rounds), dead_ends=True),
-        "+ dead ends closed": PPOVariant(config=_config(rounds)),
-        "+ twins, each by itself": PPOVariant(config=_config(rounds), twins=TWINS),
-        "+ distinct twins": PPOVariant(config=_config(rounds), twins=TWINS, distinct=True),
+    plain = PPOVariant(config=_config(rounds))
+    many = PPOVariant(
+        config=_config(rounds, **_MANY_STEPS), normalize_rewards=False, twins=TWINS, distinct=True
+    )
+    return {
+        "PPO as it was": replace(plain, dead_ends=True),
+        "+ dead ends closed": plain,
+        "+ twins, each by itself": replace(plain, twins=TWINS),
+        "+ distinct twins": replace(plain, twins=TWINS, distinct=True),
+        "+ many steps, rewards as they are": many,
+        "+ λ = 1, rate falls to 0": replace(many, config=_config(rounds, **_CALM)),
+        "+ hygiene of the critic": replace(many, config=_config(rounds, **_HYGIENE)),
+        "many steps and persistent worlds": replace(many, baseline=True),
     }
-    for name, changes in {
-        "+ many steps, rewards as they are": _MANY_STEPS,
-        "+ λ = 1, rate falls to 0": _CALM,
-        "+ hygiene of the critic": _HYGIENE,
-        "many steps and persistent worlds": _MANY_STEPS,
-    }.items():
-        stages[name] = PPOVariant(
-            config=_config(rounds, **changes),
-            normalize_rewards=False,
-            twins=TWINS,
-            distinct=True,
-            baseline="persistent" in name,
-        )
-    return stages
 
 
 def make_agent(table: PlanTable, variant: PPOVariant, steps: int, seed: int) -> PPOAgent:

@@ -43,7 +43,7 @@ class Result:
     hindsight: float
     """The best plan of each world, luck included."""
     grows: float
-    """Share of the worlds in which anything is planted."""
+    """Percentage of the worlds in which anything is planted."""
 
 
 def hidden(sight: Sight, parts: Sequence[str]) -> Sight:
@@ -63,20 +63,17 @@ def transfer(
     rows = torch.from_numpy(table.rows())
     sight = hidden(table.sight, hide)
     learner.learn(sight.rows(torch.from_numpy(train)), index, rows[drawn], gain)
-    above = []
-    for some in (split.test, train):
-        gains = learner.values.gains(sight.rows(torch.from_numpy(some)), rows).mean(0)
-        best = gains.argmax(-1).numpy()
-        above.append(chosen_objective(table, some, best) - chosen_objective(table, some, 0))
-        if some is split.test:
-            grows = float((best > 0).mean())
+    judged, trained = (
+        learner.values.gains(sight.rows(torch.from_numpy(some)), rows).mean(0).argmax(-1).numpy()
+        for some in (split.test, train)
+    )
     never = chosen_objective(table, split.test, 0)
     return Result(
-        100 * above[0],
-        100 * above[1],
-        100 * (best_single(table, split) - never),
-        100 * (oracle(table, split) - never),
-        100 * grows,
+        chosen=100 * (chosen_objective(table, split.test, judged) - never),
+        in_training=100 * (chosen_objective(table, train, trained) - chosen_objective(table, train, 0)),
+        single=100 * (best_single(table, split) - never),
+        hindsight=100 * (oracle(table, split) - never),
+        grows=100 * float((judged > 0).mean()),
     )
 
 

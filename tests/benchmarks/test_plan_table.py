@@ -62,6 +62,13 @@ def on_slot(env: TableEnv, op: int, slot: int) -> torch.Tensor:
     return actions
 
 
+def test_a_table_of_some_blueprints() -> None:
+    work = OneTask(parse_task(SMALL), 64, range(2), ["norm"])
+    assert set(work.plans) == set(product((None, "norm"), repeat=3))
+    with pytest.raises(EsperError, match="'attention' is no blueprint"):
+        OneTask(parse_task(SMALL), 64, range(2), ["attention"])
+
+
 def test_a_table_holds_figures_and_what_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_table, "TABLES", tmp_path)
     work = OneTask(parse_task(SMALL), 3, range(4, 7))
