@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from benchmarks.family_schedule import best_first, by_place, plantings
+from benchmarks.family_schedule import main as family_schedule
 from benchmarks.plan_table import Family, OneTask, PlanTable, finished_pieces, load_table, write_table
 from benchmarks.table_env import TableEnv
 
@@ -26,6 +29,7 @@ from esper.simic.training.evaluation import TRAINING, open_env
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
 from esper.tamiyo.policy import check_masks
 from esper.tamiyo.scripted import BLUEPRINT_HEAD, OP_HEAD, SLOT_HEAD, TEMPO_HEAD, waiting
+from esper.tamiyo.shipped import shipped_schedules
 
 SMALL = "digits_shift:episode_length=4,steps_per_epoch=2,population=8"
 
@@ -184,3 +188,24 @@ def test_dead_ends_cost_what_waste_costs() -> None:
     kept = table.objective[table.plans.index(("conv_light", None, None)), env.world.numpy()]
     assert step.terminal.all()
     assert step.reward.tolist() == pytest.approx((kept - 2 * 0.02).tolist())
+
+
+def test_the_schedule_of_a_family_names_slots_in_the_order_of_execution() -> None:
+    """The slots of world 2 are (r0c0, r0c1, r1c0), and activations pass r1c0 before r0c1."""
+    table = replace(made_table(worlds=3), task="worlds_small")
+    plan, objective = (None, "norm", "conv_light"), np.zeros_like(table.objective)
+    objective[table.plans.index(plan), :2] = 0.5
+    objective[table.plans.index((None, "conv_light", "norm")), 2] = 0.5
+    table = replace(table, objective=objective)
+    by_execution = by_place(table)
+    assert by_execution[plan].tolist() == [0.5, 0.5, 0.5]
+    assert best_first(by_execution)[0] == plan
+    assert [(one.place, one.share, one.blueprint) for one in plantings(plan)] == [
+        (2, 0.0, "norm"),
+        (3, 0.0, "conv_light"),
+    ]
+
+
+def test_the_schedule_that_ships_is_that_of_the_table(tmp_path) -> None:
+    family_schedule(["worlds_small", "--out", str(tmp_path / "schedule.json")])
+    assert (tmp_path / "schedule.json").read_text() == shipped_schedules("worlds_small").read_text()
