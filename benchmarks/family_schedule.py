@@ -23,17 +23,18 @@ from esper.tamiyo.shipped import shipped_schedules
 
 
 def by_place(table: PlanTable) -> dict[Plan, Array]:
-    """J [W] of every plan, its slots in the order of execution."""
-    number, objective = {plan: i for i, plan in enumerate(table.plans)}, {}
-    orders = []
-    for world in range(table.objective.shape[1]):
+    """J [W] of every plan whose slots are named in the order of execution."""
+    worlds = range(table.objective.shape[1])
+    places = []  # of each slot of the task, world by world
+    for world in worlds:
         task = parse_task(f"{table.task}:{table.first_world + world}")
         passed = [slot for slot in task.outline.execution_order() if slot in task.slots]
-        orders.append([passed.index(slot) for slot in task.slots])
-    for plan in table.plans:
-        rows = [number[tuple(plan[place] for place in order)] for order in orders]
-        objective[plan] = table.objective[rows, range(len(orders))]
-    return objective
+        places.append([passed.index(slot) for slot in task.slots])
+    row = {plan: i for i, plan in enumerate(table.plans)}
+    return {
+        plan: table.objective[[row[tuple(plan[place] for place in own)] for own in places], worlds]
+        for plan in table.plans
+    }
 
 
 def best_first(objective: Mapping[Plan, Array]) -> list[Plan]:
