@@ -64,14 +64,16 @@ def test_lessons_are_no_drift_of_log_probs(tmp_path) -> None:
     assert not [event for event in events if event["event_type"] == "alert"]
 
 
-def test_a_run_stopped_among_plans_goes_on_the_same(tmp_path, monkeypatch) -> None:
-    train(tmp_path / "straight", **VALUES)
+@pytest.mark.parametrize("changes", [{}, {"final_lessons": 260}])
+def test_a_run_stopped_among_plans_goes_on_the_same(tmp_path, monkeypatch, changes) -> None:
+    settings = {**VALUES, "values": {**VALUES["values"], **changes}}
+    train(tmp_path / "straight", **settings)
     for name, epochs in (("first", 3), ("second", 11)):
         calls = iter([False] * epochs + [True])
         monkeypatch.setattr(vectorized, "stop_requested", lambda calls=calls: next(calls, False))
-        train(tmp_path / name, **VALUES)
+        train(tmp_path / name, **settings)
         monkeypatch.undo()
-        train(tmp_path / name, **VALUES, resume="auto")
+        train(tmp_path / name, **settings, resume="auto")
         assert_same_run(tmp_path / "straight", tmp_path / name)
 
 
@@ -154,6 +156,30 @@ def stop_after_two_of_three_rounds(directory, monkeypatch, **values) -> None:
     calls = iter([False] * 15 + [True])
     monkeypatch.setattr(vectorized, "stop_requested", lambda: next(calls, False))
     train(directory, **{**VALUES, "values_rounds": 3, "values": {"steps": 3, "hidden": 8, **values}})
+
+
+def stored_planner(directory, **values) -> PlanLearner:
+    """The planner of the newest checkpoint of such a run."""
+    tensors, meta = last_checkpoint(directory)
+    own = {n.removeprefix("planner."): t for n, t in tensors.items() if n.startswith("planner.")}
+    sizes = tuple(own[f"replay.{name}"].shape[-1] for name in ("base", "slots", "quotes"))
+    config = ValuesConfig(steps=3, hidden=8, **values)
+    offered = tuple(sorted(set(own["replay.plan"].flatten().tolist()) - {-1}))
+    space = PlanSpace(slice(0, 8), slots=3, blueprints=offered, tempo=TempoAction.INSTANT)
+    learner = PlanValueLearner(config, *sizes, seed=0)
+    planner = PlanLearner(learner, [space], twins=4, num_slots=3, seen=tuple(torch.ones(n) for n in sizes))
+    planner.load_state(own, meta["planner"])
+    return planner
+
+
+def test_the_learning_rate_falls_to_nothing_over_the_final_lessons(tmp_path, monkeypatch) -> None:
+    stop_after_two_of_three_rounds(tmp_path / "run", monkeypatch)
+    planner = stored_planner(tmp_path / "run", final_lessons=600)
+    lessons = [*planner.final_lessons()]
+    assert [share for *_, share in lessons] == pytest.approx([1, 350 / 600, 100 / 600])
+    assert [len(weights) // 8 for _, weights, _ in lessons] == [250, 250, 100]
+    assert not torch.equal(lessons[0][0].actions[:800], lessons[2][0].actions)
+    assert not [*stored_planner(tmp_path / "run").final_lessons()]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 100.0])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ from esper.leyline.errors import (
 from esper.leyline.rng import stream_seed
 from esper.runtime.data.datasets import Dataset, DatasetFacts, dataset_facts
 
+Counterfactuals = Literal["all", "open"]
+"""Seeds whose contributions are measured."""
 FINAL_LR_SHARE = 0.1
 """A decaying learning rate ends at this share of its first value."""
 SIZES = (
@@ -187,6 +189,10 @@ class TaskSpec:
     """With a budget of FLOPs, whether every epoch costs as much as `steps_per_epoch` steps of the bare host.
     A larger network then takes fewer steps in each epoch, and has the same number of decisions. Otherwise it
     takes as many steps, and has fewer epochs."""
+    counterfactuals: Counterfactuals = "all"
+    """Whose contributions are measured in each epoch: those of all seeds, or of the open ones, which are not
+    permanent yet. With a budget of FLOPs a network pays for what is measured, and nothing can be decided
+    about a permanent seed."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
@@ -231,6 +237,9 @@ class TaskSpec:
         if not self.name or self.name != self.name.strip().lower():
             raise EsperError(f"name is {self.name!r}, must be lower case and not empty")
         facts = dataset_facts(self.dataset)
+        if self.counterfactuals not in get_args(Counterfactuals):
+            given = f"counterfactuals is {self.counterfactuals!r}"
+            raise EsperError(f"{given}; {allowed(get_args(Counterfactuals))}")
         for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population"):
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)

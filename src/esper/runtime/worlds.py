@@ -196,6 +196,7 @@ def _task(world: World, name: str, conditions: ConditionSpace, population: int) 
             budget="flops",
             budget_steps=steps_per_epoch * world.epochs,
             even_epochs=True,
+            counterfactuals="open",
         )
 
     # The budget is given in steps of the largest network, a task's in steps of its bare host.

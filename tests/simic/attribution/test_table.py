@@ -17,6 +17,8 @@ from esper.simic.attribution import (
     CoalitionTable,
     MissingCoalitionError,
     most_coalitions,
+    most_open_coalitions,
+    open_coalitions,
     required_coalitions,
 )
 
@@ -292,3 +294,36 @@ def test_there_are_never_more_coalitions_than_the_bound(seeds) -> None:
         counted = len(required_coalitions(slots, frozenset(slots[: seed + 2]), generator))
         assert counted <= most_coalitions(seeds)
     assert most_coalitions(4) == 16
+
+
+# -- open seeds ----------------------------------------------------------------------------------------------
+
+
+@given(st.data())
+def test_what_decisions_about_open_seeds_need_is_evaluated(data) -> None:
+    game = data.draw(games())
+    slots = slots_of(game)
+    fossils = frozenset(data.draw(st.sets(st.sampled_from(slots))) if slots else ())
+    wanted = open_coalitions(slots, fossils)
+    assert len(wanted) == len(set(wanted)) <= most_open_coalitions(len(slots)) <= most_coalitions(len(slots))
+    few, every = table({c: game[c] for c in wanted}, fossils), table(game, fossils)
+    assert few.slots == every.slots
+    assert (few.full, few.committed) == (every.full, every.committed)
+    for slot in set(slots) - fossils:
+        assert few.contributions()[slot] == every.leave_one_out(slot)
+        assert few[fossils | {slot}] == every[fossils | {slot}], (
+            "as it will be if this seed becomes permanent"
+        )
+    assert every.contributions() == {slot: every.leave_one_out(slot) for slot in slots}
+
+
+def test_permanent_seeds_alone_cost_one_pass() -> None:
+    assert open_coalitions(SLOTS, SLOTS) == [frozenset(SLOTS)]
+    assert open_coalitions((), ()) == [frozenset()]
+
+
+def test_interactions_that_were_not_evaluated_are_known_to_be_missing() -> None:
+    game = random_game(3, seed=0)
+    few = table({c: game[c] for c in open_coalitions(SLOTS[:3], SLOTS[:1])}, frozenset(SLOTS[:1]))
+    assert not any(few.has_pairs(slot) for slot in few.slots)
+    assert all(table(game).has_pairs(slot) for slot in few.slots)

@@ -14,6 +14,7 @@ from env_helpers import RandomValid, make_env, play_on, run_episode, wait
 from esper.kasmina import FlopMeter, all_coalitions, blended_slots
 from esper.leyline import (
     OP_GERMINATE,
+    EsperError,
     FactoredAction,
     LifecycleOp,
     SeedStage,
@@ -197,10 +198,23 @@ def test_a_real_epoch_costs_what_is_charged() -> None:
     }
 
 
-def test_even_epochs_cost_the_same_whatever_has_grown() -> None:
+def wanted(member: ParallelEnvState) -> list[frozenset[str]]:
+    """What is to be measured of a network: all coalitions; or all seeds, and all but one that is open. Here
+    at most one is open at a time."""
+    blended = blended_slots(member.model.model, member.row)
+    if member.counterfactuals == "all":
+        return all_coalitions(blended)
+    reports = member.model.reports()
+    permanent = [slot for slot in blended if reports[slot].stage is SeedStage.FOSSILIZED]
+    assert len(blended) - len(permanent) <= 1
+    return [*{frozenset(blended), frozenset(permanent)}]
+
+
+@pytest.mark.parametrize("counterfactuals", ["all", "open"])
+def test_even_epochs_cost_the_same_whatever_has_grown(counterfactuals) -> None:
     """Step by step: an epoch goes on until what it has spent, with what is measured after it, reaches its
     share of the budget."""
-    task = small(even_epochs=True, steps_per_epoch=40, budget_steps=400)
+    task = small(even_epochs=True, steps_per_epoch=40, budget_steps=400, counterfactuals=counterfactuals)
     env, meter = make_env(task, 6), FlopMeter(task.build_model(1, [0]))
     host_step = task.batch_size * meter.per_sample({})
     env.begin_round(0)
@@ -209,8 +223,7 @@ def test_even_epochs_cost_the_same_whatever_has_grown() -> None:
         planned = []
         for place, member in enumerate(env.envs):
             reports = member.model.reports()
-            coalitions = all_coalitions(blended_slots(member.model.model, member.row))
-            passes = meter.coalitions(reports, coalitions) - meter.forward(reports)
+            passes = meter.coalitions(reports, wanted(member)) - meter.forward(reports)
             measuring = task.batch_size * meter.sensors() + task.val_size * passes
             step, steps = task.batch_size * meter.per_sample(reports), 0
             while steps < 1 or spent[place] + steps * step + measuring < epoch * 40 * host_step:
@@ -234,11 +247,42 @@ def test_even_epochs_cost_the_same_whatever_has_grown() -> None:
     assert max(taken[-1]) > 1.5 * min(taken[-1])
 
 
+def test_what_is_measured_changes_nothing_but_what_is_paid() -> None:
+    """With a budget of epochs nothing is paid for measuring: networks are the same to the last bit."""
+    ends = []
+    for counterfactuals in ("all", "open"):
+        task = replace(
+            get_task_spec("digits_baseline:steps_per_epoch=3,batch_size=16,val_size=32,population=8"),
+            counterfactuals=counterfactuals,
+            episode_length=6,
+        )
+        env = make_env(task, 6)
+        env.begin_round(0)
+        play_on(env, PLANS)
+        ends.append((env.ledger.outcomes, env.groups[0].model.state_dict()))
+        assert {outcome.fossilized for outcome in env.ledger.outcomes} == {0, 2}
+    assert ends[0][0] == ends[1][0]
+    assert not differing(ends[0][1], ends[1][1])
+
+
+def test_what_may_be_measured_is_checked() -> None:
+    with pytest.raises(EsperError, match="counterfactuals is 'some'; allowed: all, open"):
+        small(counterfactuals="some")
+
+
 # -- the time that is left -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("even", [{}, {"even_epochs": True}, {"even_epochs": True, "steps_per_epoch": 1}])
+@pytest.mark.parametrize(
+    "even",
+    [
+        {},
+        {"even_epochs": True},
+        {"even_epochs": True, "steps_per_epoch": 1},
+        {"even_epochs": True, "counterfactuals": "open"},
+    ],
+)
 def test_a_seed_that_may_be_planted_has_time_to_become_permanent(seed, even) -> None:
     """Random valid actions, then nothing but waiting: everything planted last is permanent at the end, where
     the clock decides. And no mask is stricter than the dearest seed makes necessary."""

@@ -54,6 +54,9 @@ class ValuesConfig:
     temperature: float = 0.03
     """In a lesson an action is taught with a probability in proportion to exp(its gain / this), with gains in
     units of their standard deviation: where two are about as good, either is taught."""
+    final_lessons: int = 0
+    """Further minibatches from which the policy is taught after the last round, while its learning rate falls
+    to 0."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -67,6 +70,7 @@ class ValuesConfig:
             "lessons": (1, 100_000),
             "keep": (1, 1_000_000),
             "temperature": (0.0, 100.0),
+            "final_lessons": (0, 1_000_000),
         }
         for name, (low, high) in limits.items():
             value = getattr(self, name)

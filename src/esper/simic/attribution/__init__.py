@@ -11,6 +11,8 @@ __getattr__, __dir__, __all__ = lazy_exports(
             "Score",
             "ShapleyValue",
             "most_coalitions",
+            "most_open_coalitions",
+            "open_coalitions",
             "required_coalitions",
         ),
     },

@@ -67,6 +67,21 @@ def most_coalitions(seeds: int) -> int:
     return none_and_all + 2 * seeds + RANDOM_ORDERS * (seeds - 1) + pairs + committed
 
 
+def open_coalitions(blended: Collection[str], fossilized: Collection[str]) -> list[Coalition]:
+    """The coalitions that decisions about open seeds need, those that are not permanent: all blended seeds,
+    without each open one, the committed seeds, and the committed seeds with one open seed more."""
+    full, committed = frozenset(blended), frozenset(fossilized)
+    wanted = {full, committed}
+    for slot in full - committed:
+        wanted |= {full - {slot}, committed | {slot}}
+    return sorted(wanted, key=lambda c: (len(c), sorted(c)))
+
+
+def most_open_coalitions(seeds: int) -> int:
+    """`open_coalitions` of this number of blended seeds are never more."""
+    return int(min(2**seeds, 2 * seeds + 2))
+
+
 @dataclass(frozen=True, slots=True)
 class CoalitionTable:
     """Scores by coalition; `fossilized` are the slots whose seeds are permanent."""
@@ -128,6 +143,11 @@ class CoalitionTable:
         """Accuracy that the network would lose without this seed."""
         return self.full.accuracy - self.accuracy(frozenset(self.slots) - self._known(slot))
 
+    def contributions(self) -> dict[str, float]:
+        """What the network would lose without each seed, of those whose absence was evaluated."""
+        full = frozenset(self.slots)
+        return {slot: self.leave_one_out(slot) for slot in self.slots if full - {slot} in self.scores}
+
     def interaction(self, a: str, b: str) -> float:
         """Gain of two seeds together beyond the sum of their gains alone; negative if they duplicate each
         other."""
@@ -145,7 +165,9 @@ class CoalitionTable:
 
     def has_pairs(self, slot: str) -> bool:
         """Whether all interactions of this seed were evaluated."""
-        return all(frozenset({slot, other}) in self.scores for other in self._others(slot))
+        others = self._others(slot)
+        needed = [(), (slot,), *((other,) for other in others), *((slot, other) for other in others)]
+        return all(frozenset(coalition) in self.scores for coalition in needed)
 
     def _others(self, slot: str) -> list[str]:
         return [other for other in self.slots if other not in self._known(slot)]

@@ -363,7 +363,7 @@ def measure(env: ParallelEnvState) -> EnvMeasure:
         pruned=env.pruned,
         rollbacks=env.rollbacks,
         reports=reports,
-        contributions={slot: env.coalitions.leave_one_out(slot) for slot in env.coalitions.slots},
+        contributions=env.coalitions.contributions(),
     )
 
 

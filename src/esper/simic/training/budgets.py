@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from esper.kasmina import FlopMeter
 from esper.leyline import TimeLeft
-from esper.simic.attribution import most_coalitions
+from esper.simic.attribution import most_coalitions, most_open_coalitions
 from esper.simic.training.counterfactual_eval import wanted_coalitions
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ class FlopsBudget:
     def _dearest_epoch(self, env: ParallelEnvState) -> int:
         """No epoch costs more after one more seed was planted."""
         task = self.task
-        training, evaluation = self.meter.bound(env.model.reports(), task.blueprints, most_coalitions)
+        most = most_coalitions if task.counterfactuals == "all" else most_open_coalitions
+        training, evaluation = self.meter.bound(env.model.reports(), task.blueprints, most)
         step, measuring = task.batch_size * training, self._sensors + task.val_size * evaluation
         if not task.even_epochs:
             return task.steps_per_epoch * step + measuring

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.kasmina.coalitions import Coalition, blended_slots, evaluate_coalitions
 from esper.kasmina.optim import Criterion
 from esper.leyline import SeedStage, stream_seed
-from esper.simic.attribution import CoalitionTable, required_coalitions
+from esper.simic.attribution import CoalitionTable, open_coalitions, required_coalitions
 from esper.simic.training.batch_ops import to_host
 from esper.simic.training.parallel_env_state import EnvGroup, ParallelEnvState
 
@@ -78,8 +78,10 @@ def plan_coalitions(group: EnvGroup, root_seed: int, epoch: int) -> dict[int, li
 
 
 def wanted_coalitions(env: ParallelEnvState, root_seed: int, epoch: int) -> list[Coalition]:
-    """The coalitions of one env, enough for every attribution of its seeds. Above four seeds their orders are
-    sampled, from the env's own stream."""
+    """The coalitions of one env: enough for every attribution of its seeds, or for decisions about those that
+    are open, as its task says. Above four seeds their orders are sampled, from the env's own stream."""
+    if env.counterfactuals == "open":
+        return open_coalitions(blended_slots(env.model.model, env.row), fossilized_slots(env))
     seed = stream_seed(root_seed, "sampling", env.episode_idx, env.world, epoch)
     return required_coalitions(
         blended_slots(env.model.model, env.row), fossilized_slots(env), torch.Generator().manual_seed(seed)
@@ -137,9 +139,7 @@ def _record(env: ParallelEnvState, table: CoalitionTable, total: int) -> None:
     env.val_total = total
     env.val_correct = round(accuracy * total / 100.0)
     slots = sorted(table.slots)
-    env.model.model.record_epoch(
-        env.row, accuracy, contributions={slot: table.leave_one_out(slot) for slot in slots}
-    )
+    env.model.model.record_epoch(env.row, accuracy, contributions=table.contributions())
     if len(slots) < 2:
         return
     for slot in slots:

@@ -129,6 +129,7 @@ def create_env_state(
         signal_tracker=SignalTracker(),
         setting=setting,
         prices=task.objective,
+        counterfactuals=task.counterfactuals,
         telemetry=None if hub is None else make_telemetry_callback(hub, env_idx, device),
     )
 

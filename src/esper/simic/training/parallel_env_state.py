@@ -20,6 +20,7 @@ from esper.leyline import LIVE_STAGES, LifecycleOp, ObjectiveConfig, SeedStage, 
 if TYPE_CHECKING:
     from esper.kasmina import MorphogeneticModel, NetworkRow, OptimizerRow, PopulationOptimizer
     from esper.kasmina.optim import GradientStats
+    from esper.runtime.tasks import Counterfactuals
     from esper.simic.attribution import CoalitionTable
     from esper.simic.contracts import EnvMeasure
     from esper.simic.sensors import Sensor
@@ -51,6 +52,8 @@ class ParallelEnvState:
     setting: Setting
     """What its task lets a policy see: facts of the host, and what is offered."""
     prices: ObjectiveConfig
+    counterfactuals: Counterfactuals = "all"
+    """Whose contributions are measured: of all seeds, or of those that are not permanent."""
     learning_rate: float = math.nan
     """Of its host, in this epoch."""
     base_learning_rate: float = math.nan
@@ -89,7 +92,7 @@ class ParallelEnvState:
     sensors: dict[str, list[float]] = field(default_factory=dict)
     """Sensors of the epoch's last step by name, one number per slot."""
     coalitions: CoalitionTable | None = None
-    """This epoch's validation of every coalition of blended seeds."""
+    """This epoch's validation of coalitions of blended seeds."""
     germinated: int = 0
     fossilized: int = 0
     pruned: int = 0

@@ -16,7 +16,7 @@ E envs, W worlds (groups of twins), S slots, B blueprints of the task, P plans, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,10 @@ MAX_PLANS = 8192
 """A task with more plans than this has a random choice of them in every round."""
 NOTHING = -1
 LEAST_TWINS = 3
+LESSON_BLOCK = 250
+"""Minibatches of the final lessons that are drawn at once."""
+FIRST_FINAL = 3
+"""Random stream of the first of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +179,21 @@ class PlanLearner:
     def lesson(self, batch: RolloutBatch, steps: int) -> tuple[RolloutBatch, Tensor]:
         """Keep the episodes of the round that was finished. Returns some of all that are kept, with what
         should have been done in each step, and how much each step counts [N, T]."""
-        config, generator = self.learner.config, self.learner.generator(2)
         worlds = self.learner.replay.num_worlds
         first = worlds - len(batch.reward) // self.twins
         task = torch.cat([torch.full((s.envs.stop - s.envs.start,), i) for i, s in enumerate(self.spaces)])
         self._kept.add(batch, torch.arange(first, worlds).repeat_interleave(self.twins), task, steps)
-        drawn, world, task = self._kept.draw(config.lessons * LESSON_SEQUENCES, generator)
+        return self._draw_lesson(self.learner.config.lessons, self.learner.generator(2))
+
+    def final_lessons(self) -> Iterator[tuple[RolloutBatch, Tensor, float]]:
+        """Lessons after the last round, each with its share of the learning rate, which falls to 0."""
+        total = self.learner.config.final_lessons
+        for number, done in enumerate(range(0, total, LESSON_BLOCK)):
+            generator = self.learner.generator(FIRST_FINAL + number)
+            yield *self._draw_lesson(min(LESSON_BLOCK, total - done), generator), 1 - done / total
+
+    def _draw_lesson(self, minibatches: int, generator: torch.Generator) -> tuple[RolloutBatch, Tensor]:
+        drawn, world, task = self._kept.draw(minibatches * LESSON_SEQUENCES, generator)
         actions, weights = drawn.actions.clone(), torch.zeros_like(drawn.reward)
         for index, space in enumerate(self.spaces):
             rows = (task == index).nonzero().squeeze(-1)

@@ -97,6 +97,7 @@ PRESETS: Mapping[str, Preset] = {
             "values.steps": 2000,
             "values.lessons": 1500,
             "values.keep": 12288,
+            "values.final_lessons": 7500,
             "checkpoint_every": 1,
         },
     ),

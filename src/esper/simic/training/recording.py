@@ -170,7 +170,7 @@ class RunRecorder:
         outcomes = {outcome.env_id: outcome for outcome in env.ledger.outcomes}
         for member in env.envs:
             outcome = outcomes[member.env_idx]
-            if member.coalitions is not None and member.coalitions.slots:
+            if member.counterfactuals == "all" and member.coalitions is not None and member.coalitions.slots:
                 emit_attribution(
                     self._env_hub, member.env_idx, member.device, member.coalitions, epoch=outcome.epochs
                 )

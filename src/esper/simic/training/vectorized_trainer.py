@@ -388,6 +388,8 @@ class VectorizedPPOTrainer:
         metrics = agent.teach(lesson, weights, lr_share=left)
         agent.buffer.length = 0
         if self.progress.round_idx + 1 == self.config.values_rounds:
+            for lesson, weights, share in planner.final_lessons():
+                metrics = agent.teach(lesson, weights, lr_share=share)
             planner.forget()
         return metrics
 
