@@ -472,7 +472,7 @@ def shown(*, terminal: bool) -> str:
     facts = {"avg_accuracy": 61.25, "avg_objective": 0.5125, "avg_committed_accuracy": 60.0}
     with TelemetryHub().attached(output) as hub:
         for kind, data in (
-            (TelemetryEventType.RUN_STARTED, {}),
+            (TelemetryEventType.RUN_STARTED, {"episode_length": 24}),
             (
                 TelemetryEventType.BATCH_COMPLETED,
                 {"round_idx": 0, "env_steps": 4000, "seconds": 2.0, **facts},
@@ -500,6 +500,25 @@ def test_progress_is_plain_lines_away_from_a_terminal() -> None:
         f"round 2/10: {facts}, 1,000 env-steps/s, 0:00:24 left, alerts 1",
         "checkpoint round-2 (best so far)",
     ]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("every", [0.0, 3600.0])
+def test_a_long_round_shows_its_epochs(terminal, every) -> None:
+    text = io.StringIO()
+    output = ProgressOutput(Console(file=text, force_terminal=terminal, width=200), rounds=10, every=every)
+    with TelemetryHub().attached(output) as hub:
+        hub.emit(TelemetryEvent(event_type=TelemetryEventType.RUN_STARTED, data={"episode_length": 24}))
+        hub.round_idx = 3
+        for epoch in (7, 7, 8):
+            hub.emit(TelemetryEvent(event_type=TelemetryEventType.THROUGHPUT, epoch=epoch, data={}))
+    if every:
+        assert "epoch" not in text.getvalue()
+    elif terminal:
+        assert "epoch 8/24, 0:00:00 left" in text.getvalue()
+    else:
+        shown = [f"round 4/10, epoch {epoch}/24, 0:00:00 left" for epoch in (7, 8)]
+        assert text.getvalue().splitlines() == shown
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 from esper._text import printable
-from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType
+from esper.leyline import STEP_TABLES, EsperError, TelemetryEvent, TelemetryEventType
 from esper.nissa import get_hub
 from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.scripts.cli import BAD_INPUT, DONE, FAILED, fail
@@ -45,15 +46,20 @@ DESCRIPTION = (
 
 
 class ProgressOutput:
-    """Shows the progress of a run: a bar on a terminal, otherwise a line per round; alerts and checkpoints as
-    they happen."""
+    """Shows the progress of a run: a bar on a terminal, otherwise a line per round, and one per minute in a
+    long round; alerts and checkpoints as they happen."""
 
     wants_step_events = True  # `started` is set by the first epoch, not only by the first round
 
-    def __init__(self, console: Console, rounds: int) -> None:
+    def __init__(self, console: Console, rounds: int, *, every: float | None = None) -> None:
+        """`every`: seconds without news until an epoch is shown; default: 60, and 1 on a terminal."""
         self.started = False
         self._console, self._rounds, self._alerts = console, rounds, 0
-        self._seconds: list[float] = []
+        self._every = every if every is not None else 1.0 if console.is_terminal else 60.0
+        self._seconds: list[float] = []  # of each round
+        self._epochs: int | None = None  # of a round
+        self._first, self._epoch = 0, 0  # of this round: the first that was seen, the last that was shown
+        self._began = self._shown = time.monotonic()  # this round; what was shown last
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -70,7 +76,11 @@ class ProgressOutput:
             self.started = True
             self._bar.start()
         data = event.data
-        if event.event_type is TelemetryEventType.BATCH_COMPLETED:
+        if event.event_type in STEP_TABLES:
+            self._show_epoch(event.round_idx or 0, event.epoch or 0)
+        elif event.event_type is TelemetryEventType.RUN_STARTED:
+            self._epochs = data["episode_length"]
+        elif event.event_type is TelemetryEventType.BATCH_COMPLETED:
             self._show_round(data)
         elif event.event_type is TelemetryEventType.ALERT:
             self._alerts += 1
@@ -84,9 +94,27 @@ class ProgressOutput:
     def close(self) -> None:
         self._bar.stop()
 
+    def _show_epoch(self, round_idx: int, epoch: int) -> None:
+        """Once for each epoch, if it is time. What is left is a guess from the epochs of this round."""
+        now = time.monotonic()
+        self._first = self._first or epoch  # a resumed run begins within a round
+        if epoch == self._epoch or now - self._shown < self._every:
+            return
+        self._epoch, self._shown = epoch, now
+        facts = f"epoch {epoch}"
+        if self._epochs is not None:
+            each = (now - self._began) / (epoch - self._first + 1)
+            rounds = self._rounds - round_idx - 1
+            left = timedelta(seconds=round(each * (self._epochs - epoch + rounds * self._epochs)))
+            facts = f"epoch {epoch}/{self._epochs}, {left} left"
+        if self._bar.disable:
+            self._say(f"round {round_idx + 1}/{self._rounds}, {facts}")
+        self._bar.update(self._task, description=facts, refresh=True)
+
     def _show_round(self, data: Mapping[str, Any]) -> None:
         done = data["round_idx"] + 1
         self._seconds.append(data["seconds"])
+        self._first, self._epoch, self._began = 0, 0, time.monotonic()
         left = timedelta(seconds=round(fmean(self._seconds) * (self._rounds - done)))
         speed = data["env_steps"] / done / data["seconds"]
         tasks = data.get("objective_by_task") or {}
@@ -105,6 +133,7 @@ class ProgressOutput:
         self._bar.update(self._task, completed=done, description=facts, refresh=True)
 
     def _say(self, line: str) -> None:
+        self._shown = time.monotonic()
         self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
