@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina import FlopMeter
-from esper.leyline import EsperError, FactoredAction, stream_seed
+from esper.leyline import EsperError, FactoredAction, ObjectiveConfig, stream_seed
 from esper.proof.cohorts import with_fossils
 from esper.proof.compare import ProofConfig, prove
 from esper.proof.episodes import play
@@ -131,9 +131,10 @@ def test_halving_spends_its_budget_in_all(budgets) -> None:
         assert winner.fossils in [rung.fossils for rung in rungs]
 
 
-def test_halving_keeps_the_best_half_after_each_round() -> None:
-    """Against all rungs trained to the end side by side, from which survivors are picked afterwards."""
-    task, networks = small(budget_steps=400), [0, 1, 2]
+@pytest.mark.parametrize("price", [0.0, 0.2])
+def test_halving_keeps_the_best_half_after_each_round(price) -> None:
+    """Against all rungs trained to the end side by side, from which survivors are picked afterwards by J."""
+    task, networks = small(budget_steps=400, objective=ObjectiveConfig(size_price=price)), [0, 1, 2]
     rungs = ladder(task)
     steps, left = divmod(400, 9 * 2 + 4 * 4 + 2 * 8)
     paced = replace(task, steps_per_epoch=steps, budget_steps=14 * steps + left, even_epochs=True)
@@ -145,6 +146,7 @@ def test_halving_keeps_the_best_half_after_each_round() -> None:
         for i, fossil in enumerate(rungs[member.number % 9].fossils):
             seed = stream_seed(0, "germination", 0, member.world, i)
             member.model.plant_fossil(fossil.slot, fossil.blueprint, init_seed=seed)
+    sizes = [member.model.total_params() / task.host_params for member in env.envs]
     reference = train_ladder(paced, networks, root_seed=0)
     wait = list(FactoredAction.wait().to_indices())
     validation = validation_batches(split_of(paced, 0), 32, final=True)
@@ -154,7 +156,11 @@ def test_halving_keeps_the_best_half_after_each_round() -> None:
         if epoch in (2, 6, 14):
             accuracy = env.test(validation)
             for network, going in remaining.items():
-                scores = {rung: accuracy[networks.index(network) * 9 + rung] for rung in going}
+                first = 9 * networks.index(network)
+                scores = {
+                    rung: accuracy[first + rung] / 100 - price * math.log(sizes[first + rung])
+                    for rung in going
+                }
                 ranked = sorted(going, key=lambda rung: (-scores[rung], rung))
                 remaining[network] = ranked[: math.floor(len(going) / 2)]
     winners = halve(task, networks, root_seed=0)

@@ -119,9 +119,10 @@ def halve(
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[Played]:
     """Successive halving over the ladder, for each network by itself, with the training FLOPs of `budgets`
-    networks in all. Rungs train at the same pace and are ranked by validation accuracy; the survivors go on,
-    and the winner gets what is left. The learning rate decays over what the winner gets. The result is the
-    winner, with the FLOPs of all rungs. Several ranks share the work, and all get all results."""
+    networks in all. Rungs train at the same pace and are ranked by J at that time, on the validation part;
+    the survivors go on, and the winner gets what is left. The learning rate decays over what the winner gets.
+    The result is the winner, with the FLOPs of all rungs. Several ranks share the work, and all get all
+    results."""
     check_number("halving", "budgets", budgets, low=1, integer=True)
     if task.conditions is not None and task.conditions.budgets:
         raise BudgetError(f"halving: networks of task {task.name!r} draw budgets; allowed: one for all")
@@ -162,9 +163,12 @@ def _halve(
         for _ in range(one.epochs):
             epoch += 1
             _train(env, epoch)
-        accuracy = dict(zip((e.env_idx for e in env.envs), env.test(validation), strict=True))
+        scores = {
+            member.env_idx: _objective(task, member, accuracy)
+            for member, accuracy in zip(env.envs, env.test(validation), strict=True)
+        }
         for members in going:
-            members.sort(key=lambda member: (-accuracy[member.env_idx], member.number))
+            members.sort(key=lambda member, scores=scores: (-scores[member.env_idx], member.number))  # type: ignore[misc]
             for member in members[one.rungs // 2 :]:
                 member.done = True
             del members[one.rungs // 2 :]
@@ -228,6 +232,18 @@ def _results(
     ]
 
 
+def _objective(task: TaskSpec, member: ParallelEnvState, accuracy: float) -> float:
+    """J of a static network with this validation accuracy in percent."""
+    return objective(
+        task.objective,
+        committed_accuracy=accuracy / 100.0,
+        added_params=member.model.total_params() - task.host_params,
+        host_params=task.host_params,
+        wasted_seeds=0,
+        rollbacks=0,
+    )
+
+
 def _played(
     env: VectorEnv, task: TaskSpec, member: ParallelEnvState, rung: Rung, accuracy: float, test: float
 ) -> Played:
@@ -239,14 +255,7 @@ def _played(
         epochs=member.planned.time.epoch,
         final_accuracy=accuracy,
         committed_accuracy=accuracy,
-        objective=objective(
-            task.objective,
-            committed_accuracy=accuracy / 100.0,
-            added_params=added,
-            host_params=task.host_params,
-            wasted_seeds=0,
-            rollbacks=0,
-        ),
+        objective=_objective(task, member, accuracy),
         total_reward=0.0,
         host_params=task.host_params,
         added_params=added,
