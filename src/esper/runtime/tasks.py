@@ -193,6 +193,10 @@ class TaskSpec:
     """Whose contributions are measured in each epoch: those of all seeds, or of the open ones, which are not
     permanent yet. With a budget of FLOPs a network pays for what is measured, and nothing can be decided
     about a permanent seed."""
+    sense_every: int = 1
+    """Growth sensors are measured in the first epoch and in each epoch that comes this many epochs after one
+    in which they were; between, the last measurement stands. With a budget of FLOPs a network pays for
+    them."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""
@@ -240,7 +244,8 @@ class TaskSpec:
         if self.counterfactuals not in get_args(Counterfactuals):
             given = f"counterfactuals is {self.counterfactuals!r}"
             raise EsperError(f"{given}; {allowed(get_args(Counterfactuals))}")
-        for field in ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population"):
+        counts = ("batch_size", "steps_per_epoch", "val_size", "episode_length", "population", "sense_every")
+        for field in counts:
             check_number("budget", field, getattr(self, field), low=1, integer=True)
         check_population(self.population)
         check_number("budget", "final_val_size", self.final_val_size, integer=True)
@@ -387,6 +392,10 @@ class TaskSpec:
         if self.episode_length == 1:
             return 1.0
         return self.lr_factor_at(min(max((epoch - 1) / (self.episode_length - 1), 0.0), 1.0))
+
+    def senses(self, epoch: int) -> bool:
+        """Whether growth sensors are measured in this epoch, from 1."""
+        return (epoch - 1) % self.sense_every == 0
 
     def lr_factor_at(self, progress: float) -> float:
         """Factor of learning rates after this share of the budget."""

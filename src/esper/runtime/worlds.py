@@ -56,6 +56,9 @@ SLOTS = 3
 POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 8, 32, 128, 512
 MIXED_POPULATION, CHOICES = 64, 8
 """Networks of mixed worlds in a population, and values that each of their conditions may have."""
+SENSE_EVERY = 8
+"""Epochs between two measurements of the growth sensors. In each epoch they would cost 2 to 44 % of a
+network's budget."""
 POOLS = 3
 """Images of 8 pixels can be halved so often."""
 _SAMPLES = {"digits": 835, "mnist1d": 3488}
@@ -197,6 +200,7 @@ def _task(world: World, name: str, conditions: ConditionSpace, population: int) 
             budget_steps=steps_per_epoch * world.epochs,
             even_epochs=True,
             counterfactuals="open",
+            sense_every=SENSE_EVERY,
         )
 
     # The budget is given in steps of the largest network, a task's in steps of its bare host.

@@ -158,7 +158,8 @@ def test_nobody_pays_for_one_validation_pass_per_epoch() -> None:
     assert env.envs[0].flops == 3 * budget.host_step + 16 * budget.meter.sensors()
 
 
-def test_a_real_epoch_costs_what_is_charged() -> None:
+@pytest.mark.parametrize("sense_every", [1, 3])
+def test_a_real_epoch_costs_what_is_charged(sense_every) -> None:
     """Whole epochs of a network with a graft and a seed that is incubated, ramped and made permanent, by
     torch's counter: training, sensors and coalitions."""
     task = replace(
@@ -170,6 +171,7 @@ def test_a_real_epoch_costs_what_is_charged() -> None:
         val_size=32,
         final_val_size=0,
         population=1,
+        sense_every=sense_every,
     )
     slow = graft(1, "lora")
     slow[3] = int(TempoAction.FAST)
@@ -210,11 +212,12 @@ def wanted(member: ParallelEnvState) -> list[frozenset[str]]:
     return [*{frozenset(blended), frozenset(permanent)}]
 
 
-@pytest.mark.parametrize("counterfactuals", ["all", "open"])
-def test_even_epochs_cost_the_same_whatever_has_grown(counterfactuals) -> None:
+@pytest.mark.parametrize(("counterfactuals", "sense_every"), [("all", 1), ("open", 4)])
+def test_even_epochs_cost_the_same_whatever_has_grown(counterfactuals, sense_every) -> None:
     """Step by step: an epoch goes on until what it has spent, with what is measured after it, reaches its
     share of the budget."""
     task = small(even_epochs=True, steps_per_epoch=40, budget_steps=400, counterfactuals=counterfactuals)
+    task = replace(task, sense_every=sense_every)
     env, meter = make_env(task, 6), FlopMeter(task.build_model(1, [0]))
     host_step = task.batch_size * meter.per_sample({})
     env.begin_round(0)
@@ -224,7 +227,9 @@ def test_even_epochs_cost_the_same_whatever_has_grown(counterfactuals) -> None:
         for place, member in enumerate(env.envs):
             reports = member.model.reports()
             passes = meter.coalitions(reports, wanted(member)) - meter.forward(reports)
-            measuring = task.batch_size * meter.sensors() + task.val_size * passes
+            measuring = task.val_size * passes
+            if epoch % sense_every == 1 % sense_every:
+                measuring += task.batch_size * meter.sensors()
             step, steps = task.batch_size * meter.per_sample(reports), 0
             while steps < 1 or spent[place] + steps * step + measuring < epoch * 40 * host_step:
                 steps += 1
@@ -263,6 +268,22 @@ def test_what_is_measured_changes_nothing_but_what_is_paid() -> None:
         assert {outcome.fossilized for outcome in env.ledger.outcomes} == {0, 2}
     assert ends[0][0] == ends[1][0]
     assert not differing(ends[0][1], ends[1][1])
+
+
+def test_between_measurements_of_sensors_the_last_one_stands() -> None:
+    """And measuring changes nothing but what a policy sees."""
+    ends = []
+    for sense_every in (1, 3):
+        env = make_env(small(budget="epochs", budget_steps=0, episode_length=7, sense_every=sense_every), 2)
+        env.begin_round(0)
+        seen = []
+        for epoch in range(1, 8):
+            env.step(epoch, wait)
+            seen.append([member.sensors for member in env.envs])
+        fresh = [epoch for epoch in range(2, 8) if seen[epoch - 1] != seen[epoch - 2]]
+        assert fresh == ([*range(2, 8)] if sense_every == 1 else [4, 7])
+        ends.append(env.groups[0].model.state_dict())
+    assert not differing(*ends)
 
 
 def test_what_may_be_measured_is_checked() -> None:

@@ -23,11 +23,17 @@ from esper.tamiyo.inputs import SENSORS, stack_inputs
 
 
 def process_train_batch(
-    group: EnvGroup, inputs: Tensor, targets: Tensor, criterion: Criterion, *, sense: bool = False
+    group: EnvGroup,
+    inputs: Tensor,
+    targets: Tensor,
+    criterion: Criterion,
+    *,
+    last: bool = False,
+    sense: bool = False,
 ) -> None:
     """One optimizer step of every row that trains, on a batch of the rows that the group has gathered. Inputs
-    were copied on the default stream; the group's own stream computes. With `sense`, the step also measures
-    where growth would help; its result is the same."""
+    were copied on the default stream; the group's own stream computes. Of an epoch's `last` step the
+    gradients are kept. With `sense`, it also measures where growth would help; its result is the same."""
     probe = GrowthProbe(group.extra_sensors) if sense else None
     group.await_transfer()
     with group.on_stream():
@@ -45,9 +51,10 @@ def process_train_batch(
         answers = targets[: len(losses.outputs)]  # padding comes last
         correct = (losses.outputs.detach().argmax(-1) == answers).flatten(1).sum(1)
         group.add(losses.main.detach(), correct, targets[0].numel())
-        if probe is not None:
+        if last:
             gradients = collect_gradient_telemetry_for_batch(group)
-            group.note(_read_sensors(group, probe, gradients.host_norm, scale), gradients)
+            sensors = {} if probe is None else _read_sensors(group, probe, gradients.host_norm, scale)
+            group.note(sensors, gradients)
 
 
 def _read_sensors(group: EnvGroup, probe: GrowthProbe, host_norm: Tensor, scale: float) -> dict[str, Tensor]:
@@ -90,7 +97,7 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
     for group in groups:
         sensed, measured = group.sensed()
         sums = torch.stack([group.loss_sum, group.correct])
-        tensors += [sums, measured.packed(), torch.stack(list(sensed.values()))]
+        tensors += [sums, measured.packed(), torch.stack(list(sensed.values())) if sensed else sums[:0]]
     values = to_host(tensors)
     for i, group in enumerate(groups):
         (loss_sum, correct), gradients, sensors = values[3 * i : 3 * i + 3]
@@ -98,7 +105,8 @@ def finish_training(groups: Sequence[EnvGroup]) -> None:
         group.model.record_gradients(measured, gradients, rows=[env.row for env in group.active])
         for env in group.active:
             steps = env.planned.steps
-            env.sensors = {name: rows[env.row] for name, rows in zip(sensed, sensors, strict=True)}
+            if sensed:  # otherwise the last measurement stands
+                env.sensors = {name: rows[env.row] for name, rows in zip(sensed, sensors, strict=True)}
             env.train_loss = loss_sum[env.row] / steps
             env.train_correct = round(correct[env.row])
             env.train_total = steps * (group.samples // group.batches)

@@ -92,14 +92,15 @@ class FlopsBudget:
         reports = env.model.reports()
         step = task.batch_size * self.meter.per_sample(reports)
         coalitions = self._beyond_one_pass(env, epoch)
-        measuring = self._sensors + task.val_size * coalitions
+        measuring = task.val_size * coalitions + (self._sensors if task.senses(epoch) else 0)
+        usual = task.val_size * coalitions + self._sensors // task.sense_every
         if task.even_epochs:
             due = min(epoch * self._share, total)
             steps = max(-(-(due - env.flops - measuring) // step), 1)
-            whole_epoch = max(self._share, step + measuring)
+            whole_epoch = max(self._share, step + usual)
         else:
             steps = min(task.steps_per_epoch, -(-(total - env.flops) // step))
-            whole_epoch = task.steps_per_epoch * step + measuring
+            whole_epoch = task.steps_per_epoch * step + usual
         spent = env.flops + steps * step + measuring
         left = max(total - spent, 0)
         if not left:  # the last epoch may be validated on more samples

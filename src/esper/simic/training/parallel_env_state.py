@@ -255,7 +255,7 @@ class EnvGroup:
         return None if lanes.rows is None else lanes.rows[: lanes.count - lanes.padding]
 
     def note(self, sensors: dict[str, Tensor], gradients: GradientStats) -> None:
-        """Keep what a step has measured of the rows that took it; sensors are [n, S] each."""
+        """Keep what a step has measured of the rows that took it; sensors are [n, S] each, or none."""
         rows = self.rows_that_train
         if rows is None:
             self.sensors, self.gradients = sensors, gradients
@@ -268,9 +268,9 @@ class EnvGroup:
         self.gradients = gradients if self.gradients is None else self.gradients.replaced(rows, gradients)
 
     def sensed(self) -> tuple[dict[str, Tensor], GradientStats]:
-        """The epoch's sensors by name, and its gradients."""
+        """The epoch's sensors by name, if any were measured, and its gradients."""
         if self.sensors is None or self.gradients is None:
-            raise RuntimeError("growth sensors are measured by the last step of an epoch's training")
+            raise RuntimeError("gradients are kept by the last step of an epoch's training")
         return self.sensors, self.gradients
 
     def on_stream(self) -> AbstractContextManager[Any]:

@@ -153,7 +153,8 @@ class VectorEnv:
             for group, end, batch in zip(self.groups, ends, next(batches), strict=True):
                 if max(end, default=0) >= step:
                     last = sense and step in end
-                    process_train_batch(group, batch.x, batch.y, self.criterion, sense=last)
+                    senses = last and self.task.senses(epoch)
+                    process_train_batch(group, batch.x, batch.y, self.criterion, last=last, sense=senses)
         if changes:
             self.train.skip_epoch()
         elif steps is None:
