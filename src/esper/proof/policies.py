@@ -22,19 +22,23 @@ from esper.tamiyo.shipped import SHIPPED, WEIGHTS, load_policy, newest_checkpoin
 
 
 def ship_policy(run_directory: str | Path, name: str, directory: str | Path = SHIPPED) -> Path:
-    """Write the policy of a run's newest checkpoint under a name, and its origin beside it."""
+    """Write the policy of a run's newest checkpoint under a name, and its origin beside it. No directory of
+    this machine is named there: the run's is called runs/NAME."""
     run, path = RunDirectory.open(Path(run_directory)), Path(directory) / f"{name}{WEIGHTS}"
     checkpoint = newest_checkpoint(run_directory)
     load_policy(checkpoint).save(path)
-    git = run.info["git"] or {}
+    git, (program, *arguments) = run.info["git"] or {}, run.info["command"]
+    place, ours = str(run.config["telemetry_dir"]), f"runs/{name}"
+    if Path(program).name == "train.py":  # as the ranks of a launcher are started
+        arguments = ["train", *arguments]
     origin = {
-        "command": run.info["command"],
+        "command": ["esper", *(word.replace(place, ours) for word in arguments)],
         "seed": run.config["seed"],
         "commit": git.get("commit"),
         "dirty": git.get("dirty"),
         "checkpoint": checkpoint.name,
         "versions": run.info["versions"],
-        "config": run.config,
+        "config": run.config | {"telemetry_dir": ours},
         "curve": learning_curve(run),
     }
     write_atomic(
