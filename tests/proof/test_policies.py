@@ -60,6 +60,13 @@ def test_every_policy_that_ships_loads_and_says_where_it_came_from():
         assert orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())["commit"]
 
 
+def test_a_name_without_its_number_is_the_first_policy():
+    assert same(load_policy("digits_shift"), load_policy("digits_shift-1"))
+    assert not same(load_policy("digits_shift"), load_policy("digits_shift-2"))
+    with pytest.raises(EsperError, match="policy 'digits_shif' is neither"):
+        load_policy("digits_shif")
+
+
 def test_the_commands_that_made_them_still_mean_the_same_settings():
     for name in shipped_policies():
         origin = orjson.loads((shipped.SHIPPED / f"{name}.json").read_bytes())

@@ -51,7 +51,7 @@ from esper.tamiyo.scripted import (
     as_step,
     waiting,
 )
-from esper.tamiyo.shipped import load_policy, shipped_policies, tuned_thresholds
+from esper.tamiyo.shipped import load_policy, shipped_policies, shipped_policy, tuned_thresholds
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
@@ -135,7 +135,7 @@ def make_policy(policy: PolicyLike, body: Body, epochs: int | None) -> PolicyPro
     if policy == "plateau":
         return Plateau(1)
     if isinstance(policy, (str, Path)):
-        if not Path(policy).exists() and str(policy) not in shipped_policies():
+        if not Path(policy).exists() and shipped_policy(str(policy)) is None:
             options = [*NAMED, *shipped_policies(), "the path of a policy file or run", "a schedule", "None"]
             raise EsperError(f"policy {str(policy)!r} is unknown; {allowed(options)}")
         return load_policy(policy)

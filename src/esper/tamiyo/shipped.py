@@ -45,6 +45,13 @@ def shipped_policies() -> list[str]:
     return sorted(path.name.removesuffix(WEIGHTS) for path in SHIPPED.glob(f"*{WEIGHTS}"))
 
 
+def shipped_policy(name: str) -> Path | None:
+    """The file of a policy that ships, if there is one. A name without its number means the first: general
+    is general-1."""
+    found = next((n for n in (name, f"{name}-1") if n in shipped_policies()), None)
+    return None if found is None else SHIPPED / f"{found}{WEIGHTS}"
+
+
 def shipped_schedules(task_name: str) -> Path:
     """The file of the schedules for a task; it may not exist."""
     return SHIPPED / f"{task_name}{SCHEDULE}"
@@ -78,9 +85,9 @@ def load_policy(name_or_path: str | Path) -> RecurrentPolicy:
 
 
 def _find(name_or_path: str | Path) -> Path:
-    path = Path(name_or_path)
-    if str(name_or_path) in shipped_policies():
-        return SHIPPED / f"{name_or_path}{WEIGHTS}"
+    path, ships = Path(name_or_path), shipped_policy(str(name_or_path))
+    if ships is not None:
+        return ships
     if path.is_dir():
         return newest_checkpoint(path)
     if not path.is_file():
