@@ -194,9 +194,8 @@ class TaskSpec:
     permanent yet. With a budget of FLOPs a network pays for what is measured, and nothing can be decided
     about a permanent seed."""
     sense_every: int = 1
-    """Growth sensors are measured in the first epoch and in each epoch that comes this many epochs after one
-    in which they were; between, the last measurement stands. With a budget of FLOPs a network pays for
-    them."""
+    """Growth sensors are measured in the first epoch, and then every this many epochs. In between, policies
+    see the last measurement. With a budget of FLOPs a network pays for each measurement."""
     family: str | None = None
     """Tasks of one family share a row of the policy's value head, and a scale of returns. None: the part of
     the name before the colon, so that a task with other sizes belongs to the task that it was made from."""

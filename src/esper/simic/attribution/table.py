@@ -68,8 +68,8 @@ def most_coalitions(seeds: int) -> int:
 
 
 def open_coalitions(blended: Collection[str], fossilized: Collection[str]) -> list[Coalition]:
-    """The coalitions that decisions about open seeds need, those that are not permanent: all blended seeds,
-    without each open one, the committed seeds, and the committed seeds with one open seed more."""
+    """The coalitions that decide about open seeds, which are not permanent yet: all blended seeds; all but
+    one open seed; the committed seeds; the committed seeds and one open seed."""
     full, committed = frozenset(blended), frozenset(fossilized)
     wanted = {full, committed}
     for slot in full - committed:
