@@ -1,8 +1,9 @@
 """Is growth worth it in a user's own loop? One network, grown by rules and learned policies, against every
 static network of its ladder, at equal training FLOPs.
 
-`python -m benchmarks.attach_worth cifar` trains a narrow residual CNN on CIFAR-10, `text` a small GPT on
-characters, `vit` the vision transformer of transformers on handwritten digits. Variants: every rung of the
+`python -m benchmarks.attach_worth cifar` trains a narrow residual CNN on CIFAR-10, `strided` a plain one
+without residuals for six times as long, `text` a small GPT on characters, `vit` the vision transformer of
+transformers on handwritten digits. Variants: every rung of the
 ladder (nothing; a light or a heavy blueprint in each slot alone and in all, from the start), `periodic`,
 `plateau`, `heuristic`, and each policy given by `--policy`. All have the same random seeds, which fix initial
 weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network takes fewer
@@ -131,6 +132,41 @@ class Cifar:
         return hits(model, *self.data[split])
 
 
+class Stage(nn.Module):
+    """A convolution of stride 2, batch norm and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class StridedCNN(nn.Module):
+    def __init__(self, width: int, classes: int = 10) -> None:
+        super().__init__()
+        self.layer1, self.layer2, self.layer3 = (
+            Stage(3, width),
+            Stage(width, 2 * width),
+            Stage(2 * width, 4 * width),
+        )
+        self.head = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+
+
+class Strided(Cifar):
+    """Three stages of 8, 16 and 32 channels, each one convolution."""
+
+    steps = 14_400
+
+    def model(self) -> nn.Module:
+        return StridedCNN(8)
+
+
 class CausalBlock(nn.Module):
     """A pre-norm transformer block."""
 
@@ -240,6 +276,7 @@ class Vit:
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "cifar": Cifar,
+    "strided": Strided,
     "fashion14": partial(Cifar, "fashion14"),
     "text": Text,
     "vit": Vit,
