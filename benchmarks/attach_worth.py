@@ -3,12 +3,12 @@ static network of its ladder, at equal training FLOPs.
 
 `python -m benchmarks.attach_worth cifar` trains a narrow residual CNN on CIFAR-10, `strided` a plain one
 without residuals for six times as long, `text` a small GPT on characters, `vit` the vision transformer of
-transformers on handwritten digits. Variants: every rung of the
-ladder (nothing; a light or a heavy blueprint in each slot alone and in all, from the start), `periodic`,
-`plateau`, `heuristic`, and each policy given by `--policy`. All have the same random seeds, which fix initial
-weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network takes fewer
-steps. Charged: training passes, and evaluations that measure contributions. Not charged: one validation per
-epoch, which all variants have, and sensors.
+transformers on handwritten digits. Variants: every rung of the ladder (nothing; a light or a heavy blueprint
+in each slot alone and in all, from the start), `periodic`, `plateau`, `heuristic`, and each policy given by
+`--policy`. `light all@6` is a rung that is planted after epoch 6. All have the same random seeds, which fix
+initial weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network
+takes fewer steps. Charged: training passes, and evaluations that measure contributions. Not charged: one
+validation per epoch, which all variants have, and sensors.
 
 It prints the test metric and differences to growing nothing, to the best rung and to the largest one, with
 95 % intervals. The best rung is chosen for each random seed by the mean of the others, so that luck is not
@@ -347,18 +347,20 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model, example, rungs, charged = problem.model(), problem.example(), ladder(problem), 0.0
+    rung, _, late = variant.partition("@")
+    planted_after = int(late or 0)
 
     def evaluate() -> float:
         nonlocal charged
         charged += problem.val * forward_flops(model, example)
         return judged(problem, model, "val")
 
-    measures = variant not in rungs and variant not in ("periodic", "plateau")
+    measures = rung not in rungs and variant not in ("periodic", "plateau")
     grower = esper.attach(
         model,
         problem.slots,
         example,
-        policy=None if variant in rungs else variant,
+        policy=None if rung in rungs else variant,
         epochs=setting.epochs,
         classes=problem.classes,
         metric=problem.metric,
@@ -367,8 +369,13 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
         seed=seed,
     )
     budget = (1 + BACKWARD) * forward_flops(model, example) * problem.batch * setting.steps
-    for slot, blueprint in rungs.get(variant, ()):
-        grower.germinate(slot, blueprint)
+
+    def plant() -> None:
+        if grower.epoch == planted_after:
+            for slot, blueprint in rungs.get(rung, ()):
+                grower.germinate(slot, blueprint)
+
+    plant()
     optimizer = problem.optimizer(grower.param_groups())
     spent, taken = 0.0, 0
     while spent < budget and grower.epoch < setting.epochs:
@@ -386,6 +393,7 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
         # One validation per epoch is free for all; those beyond it are charged.
         grower.step(judged(problem, model, "val"))
         spent += charged
+        plant()
     planted = [s for s in grower.history if s.op == "GERMINATE" and s.executed]
     return Result(
         variant,
@@ -470,8 +478,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     setting = Setting(given.problem, given.steps or problem.steps, given.epochs)
     known = [*ladder(problem), *RULES]
     variants = known if given.variants is None else given.variants
-    if wrong := [variant for variant in variants if variant not in known]:
-        raise SystemExit(f"unknown variant {wrong[0]!r}; allowed: {', '.join(known)}")
+    for variant in variants:
+        rung, at, epoch = variant.partition("@")
+        late = rung in ladder(problem) and epoch.isdecimal() and 0 < int(epoch) < setting.epochs
+        if (at and not late) or (not at and variant not in known):
+            raise SystemExit(
+                f"unknown variant {variant!r}; allowed: {', '.join(known)}, or a rung, @ and an epoch"
+            )
     results: list[Result] = []
     if given.out is not None and given.out.exists():
         kept = json.loads(given.out.read_text())
