@@ -56,5 +56,16 @@ def test_every_variant_spends_the_same_flops_and_a_finished_run_is_not_repeated(
     assert "| `periodic` |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="has runs with"):
         main([*command, "--steps", "61"])
-    with pytest.raises(SystemExit, match=r"unknown variant 'light 9'; allowed: nothing, light 1"):
-        main(["text", "--variants", "light 9"])
+    for unknown in ("light 9", "light 1@0", "light 1@24", "light 1@x", "periodic@2"):
+        with pytest.raises(SystemExit, match=rf"unknown variant '{unknown}'; allowed: nothing, light 1"):
+            main(["text", "--variants", unknown])
+
+
+def test_a_rung_can_be_planted_after_some_epochs(tmp_path) -> None:
+    out = tmp_path / "runs.json"
+    sizes = ["--seeds", "1", "--steps", "40", "--epochs", "4", "--out", str(out)]
+    main(["text", "--variants", "heavy all", "heavy all@2", *sizes])
+    at_once, late = (Result(**run) for run in json.loads(out.read_text())["results"])
+    assert late.parameters == at_once.parameters
+    assert late.steps > at_once.steps
+    assert 1.0 <= late.flops < 1.05
