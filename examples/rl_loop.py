@@ -1,6 +1,6 @@
 """A hand-written policy gradient on Esper's world: REINFORCE with a batch baseline, no RL library.
 
-`pip install 'esper-grow[gym]'`, then `python examples/rl_loop.py`."""
+`pip install ".[gym]"`, then `python examples/rl_loop.py`."""
 
 from __future__ import annotations
 

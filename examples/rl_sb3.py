@@ -1,6 +1,6 @@
 """sb3-contrib's MaskablePPO on Esper's world, judged on held-out networks.
 
-`pip install 'esper-grow[gym]' sb3-contrib`, then `python examples/rl_sb3.py`."""
+`pip install ".[gym]" sb3-contrib`, then `python examples/rl_sb3.py`."""
 
 from __future__ import annotations
 

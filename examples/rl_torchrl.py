@@ -1,6 +1,6 @@
 """A TorchRL PPO on Esper's world: the environment's `action_mask` goes straight into the policy.
 
-`pip install 'esper-grow[gym]' torchrl`, then `python examples/rl_torchrl.py`."""
+`pip install ".[gym]" torchrl`, then `python examples/rl_torchrl.py`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_without_gymnasium_the_message_says_what_to_install() -> None:
     hidden = "import sys; sys.modules['gymnasium'] = None; "
     done = run(hidden + "import esper.gym")
     assert done.returncode == 1
-    assert "pip install 'esper-grow[gym]'" in done.stderr.splitlines()[-1]
+    assert "pip install 'gymnasium>=1.1'" in done.stderr.splitlines()[-1]
     assert run(hidden + "import esper, esper.grower, esper.simic.training.vectorized").returncode == 0
 
 

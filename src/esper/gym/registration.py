@@ -6,7 +6,7 @@ try:
     import gymnasium
 except ImportError as error:
     raise ImportError(
-        "esper.gym needs gymnasium 1.1 or newer; install it with: pip install 'esper-grow[gym]'"
+        "esper.gym needs gymnasium 1.1 or newer: pip install 'gymnasium>=1.1' (the extra gym)"
     ) from error
 
 BUILTIN = (

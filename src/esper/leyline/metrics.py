@@ -272,7 +272,7 @@ _LAST_ACTION = (
     Metric(
         "observation",
         "",
-        "Numbers that the policy saw; run_started.observed has their names.",
+        "Numbers that the policy saw; run_started.observed_by_task has their names.",
         FieldKind.VECTOR,
     ),
 )

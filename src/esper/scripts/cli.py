@@ -21,7 +21,7 @@ COMMANDS = {
     "grow": ("esper.scripts.grow", "train one network while a policy grows it, and save it"),
     "eval": ("esper.scripts.eval", "evaluate a grown network on the test split"),
     "demo": ("esper.scripts.demo", "train a policy and compare it with its rivals, in minutes"),
-    "by_hand": ("esper.scripts.by_hand", "grow sixteen small networks on a fixed schedule, in 20 seconds"),
+    "by_hand": ("esper.scripts.by_hand", "train sixteen small networks, half of which grow, in 20 seconds"),
     "config": ("esper.scripts.config", "show settings with their origins; list presets and tasks"),
     "baseline": ("esper.scripts.baseline", "capture the results of short runs, and check them later"),
     "data": ("esper.scripts.data", "list the datasets, or download one"),

@@ -37,7 +37,7 @@ def ui(
         from esper.karn.web.server import make_server
     except ImportError as error:
         raise EsperError(
-            f"{error.name} is not installed; to get it: pip install 'esper-grow[web]'"
+            f"{error.name} is not installed; to get it: pip install starlette uvicorn"
         ) from error
     token = secrets.token_urlsafe(18)
     server, listening = make_server(runs, token), _listen(port)

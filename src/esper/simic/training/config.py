@@ -163,7 +163,7 @@ class TrainingConfig:
     values: ValuesConfig = field(default_factory=ValuesConfig)
     heuristic: HeuristicConfig = field(default_factory=dict)  # type: ignore[assignment]
     """Thresholds of the heuristic, as policy and as teacher. Those that are not given are the tuned ones that
-    ship for the task, if there are any; for several tasks they are the defaults."""
+    ship for the task; where it has none, and for several tasks, the general ones."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
 
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)

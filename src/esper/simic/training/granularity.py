@@ -39,9 +39,15 @@ _PLAN_PARAMETERS = {"style": int(GerminationStyle.SIGMOID_ADD), "tempo": int(Tem
 """The one value of these heads in a plan: a seed that is added at once."""
 
 
-def check_tasks(granularity: Granularity, tasks: Sequence[TaskSpec]) -> None:
+def check_tasks(granularity: Granularity, values_rounds: int, tasks: Sequence[TaskSpec]) -> None:
     """With less than all operations, seeds must become permanent by themselves; plans add them at once."""
     for task in tasks:
+        if values_rounds and GateLevel.G5 not in task.pacing.auto_forward_gates:
+            raise EsperError(
+                f"config: values_rounds {values_rounds} with task {task.name!r}, which does not make seeds "
+                "permanent by itself (gate G5 is not automatic), so no plan could gain anything; allowed: "
+                "values_rounds 0, for example with --preset none"
+            )
         if granularity == "plans" and task.tempo is not TempoAction.INSTANT:
             raise EsperError(
                 f"config: granularity plans with task {task.name!r}, whose tempo is "

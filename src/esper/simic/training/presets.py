@@ -66,10 +66,10 @@ PRESETS: Mapping[str, Preset] = {
             "population": 32,
         },
     ),
-    ALONE: Preset("learn from J alone what to grow, on any task", _ALONE),
+    ALONE: Preset("learn from J alone what to grow, on tasks that make seeds permanent", _ALONE),
     **{task: Preset(summary, {"task": task, **_ALONE}) for task, summary in _DIGITS.items()},
     "ppo_alone": Preset(
-        "PPO without action values, on any task: twins that draw different plans, and many steps",
+        "PPO without action values: twins that draw different plans, and many steps",
         {
             "envs": 64,
             "twins": 8,

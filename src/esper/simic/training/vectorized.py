@@ -213,7 +213,7 @@ def build_trainer(
     """A trainer with the networks, data, policy, rewards and recorder of one run."""
     ranks = current()
     devices = [str(validate_device(device, require_index=True)) for device in config.devices]
-    check_tasks(config.granularity, tasks)
+    check_tasks(config.granularity, config.values_rounds, tasks)
     rewards = [build_rewards(config, task, i * config.envs) for i, task in enumerate(tasks)]
     relay = RelayHub(hub, ranks) if ranks.size > 1 else None
     env = build_envs(config, tasks, relay or hub, devices, rewards)
