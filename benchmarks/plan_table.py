@@ -19,6 +19,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -213,13 +214,20 @@ class Family:
 Work = OneTask | Family
 
 
+def digest(work: Work) -> str:
+    """Of all plans and worlds of a table."""
+    return sha256(orjson.dumps([work.plans, [*work.worlds]])).hexdigest()[:16]
+
+
 def finished_pieces(parts: Path, work: Work) -> dict[int, Figures]:
-    """Figures of the pieces that any process has finished, by number. A last line that was cut is ignored."""
+    """Figures of the pieces that any process has finished, by number. A last line that was cut is ignored. A
+    piece of another table, with other plans or worlds, is refused."""
     finished = {}
     for path in sorted(parts.glob(f"{work.name}.*of*.jsonl")):
         for line in path.read_bytes().split(b"\n")[:-1]:
             record = orjson.loads(line)
-            require_equal(path, f"piece {record['number']}", record["piece"], work.pieces[record["number"]])
+            for name, mine in (("table", digest(work)), ("piece", work.pieces[record["number"]])):
+                require_equal(path, f"{name} of piece {record['number']}", record[name], mine)
             finished[record["number"]] = record["figures"]
     return finished
 
@@ -294,7 +302,8 @@ def main() -> None:
     with (options.parts / f"{work.name}.{shard}of{shards}.jsonl").open("ab") as out:
         for count, number in enumerate(mine, 1):
             piece, figures = work.pieces[number], work.measure(number)
-            out.write(orjson.dumps({"number": number, "piece": piece, "figures": figures}) + b"\n")
+            record = {"number": number, "table": digest(work), "piece": piece, "figures": figures}
+            out.write(orjson.dumps(record) + b"\n")
             out.flush()
             each = (time.perf_counter() - began) / count
             mean = 100 * np.mean(figures["objective"])

@@ -65,6 +65,8 @@ class Curve:
     settings: str
     seed: int
     task: str = TASK
+    steps: int = STEPS
+    every: int = EVERY
     finished: bool = False
     seconds: float = 0.0
     """Processor time, judging included."""
@@ -376,8 +378,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for algorithm in given.algorithm:
             for settings in given.settings:
                 for seed in given.seeds:
-                    curve = Curve(algorithm, settings, seed)
+                    curve = Curve(algorithm, settings, seed, steps=given.steps, every=given.every)
                     known = load(given.out).get(curve.path)
+                    if known is not None and (known.steps, known.every) != (given.steps, given.every):
+                        raise SystemExit(
+                            f"{given.out / curve.path} has --steps {known.steps} --every {known.every}, not "
+                            f"{given.steps} and {given.every}; choose another --out"
+                        )
                     if known is None or not known.finished:
                         run = Run(
                             curve,

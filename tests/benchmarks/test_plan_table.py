@@ -7,11 +7,12 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from benchmarks.family_schedule import best_first, by_place, plantings
 from benchmarks.family_schedule import main as family_schedule
-from benchmarks.plan_table import Family, OneTask, PlanTable, finished_pieces, load_table, write_table
+from benchmarks.plan_table import Family, OneTask, PlanTable, digest, finished_pieces, load_table, write_table
 from benchmarks.table_env import TableEnv
 
 from benchmarks import plan_table
@@ -102,14 +103,33 @@ def test_a_table_holds_figures_and_what_is_seen(tmp_path: Path, monkeypatch: pyt
 
 def test_finished_work_is_found_again_and_other_work_refused(tmp_path: Path) -> None:
     work = OneTask(parse_task(SMALL), 3, range(2))
-    line = b'{"number":1,"piece":%s,"figures":{"objective":[0.5,0.25]}}\n'
+    line = (
+        b'{"number":1,"table":"'
+        + digest(work).encode()
+        + b'","piece":%s,"figures":{"objective":[0.5,0.25]}}\n'
+    )
     name = tmp_path / f"{work.name}.0of1.jsonl"
     piece = str(work.pieces[1]).replace("'", '"').replace("None", "null").encode()
     name.write_bytes(line % piece + b'{"number":2')
     assert finished_pieces(tmp_path, work) == {1: {"objective": [0.5, 0.25]}}
     name.write_bytes(line % b'["norm","norm","norm"]')
-    with pytest.raises(StructureError, match="piece 1"):
+    with pytest.raises(StructureError, match="piece of piece 1"):
         finished_pieces(tmp_path, work)
+    name.write_bytes(line % piece)
+    for other in (OneTask(work.task, 3, range(2, 4)), OneTask(work.task, 4, range(2))):
+        with pytest.raises(StructureError, match="table of piece 1"):
+            finished_pieces(tmp_path, other)
+
+
+def test_pieces_of_a_family_with_other_blueprints_are_refused(tmp_path: Path) -> None:
+    work, other = (
+        Family("worlds_small", 64, range(10, 12), ["norm", name]) for name in ("residual", "conv_light")
+    )
+    record = {"number": 0, "table": digest(work), "piece": work.pieces[0], "figures": {"objective": [0.5]}}
+    (tmp_path / "worlds_small.0of1.jsonl").write_bytes(orjson.dumps(record) + b"\n")
+    assert finished_pieces(tmp_path, work) == {0: {"objective": [0.5]}}
+    with pytest.raises(StructureError, match="table of piece 0"):
+        finished_pieces(tmp_path, other)
 
 
 @pytest.mark.slow

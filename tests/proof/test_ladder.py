@@ -16,6 +16,7 @@ from esper.proof.episodes import play
 from esper.proof.ladder import Rung, halve, halving_rounds, hindsight, ladder, train_ladder
 from esper.proof.policies import simple_makers
 from esper.runtime import get_task_spec
+from esper.runtime.data import test_batches as batches_of_test
 from esper.runtime.data import validation_batches
 from esper.runtime.tasks import ConditionSpace, TaskSpec
 from esper.simic.training.evaluation import HELD_OUT, open_env, split_of
@@ -116,8 +117,8 @@ def test_luck_of_a_network_does_not_choose_its_rung() -> None:
 
 
 def test_rounds_halve_the_rungs_and_double_the_time() -> None:
-    assert [(one.rungs, one.epochs) for one in halving_rounds(9)] == [(9, 2), (4, 4), (2, 8)]
-    assert [(one.rungs, one.epochs) for one in halving_rounds(2)] == [(2, 2)]
+    assert [(one.rungs, one.epochs) for one in halving_rounds(9)] == [(9, 1), (4, 2), (2, 4)]
+    assert [(one.rungs, one.epochs) for one in halving_rounds(2)] == [(2, 1)]
 
 
 @pytest.mark.parametrize("budgets", [1, 8])
@@ -127,8 +128,8 @@ def test_halving_spends_its_budget_in_all(budgets) -> None:
     steps = [step_cost(task, rung) for rung in rungs]
     for winner in halve(task, range(2), root_seed=0, budgets=budgets):
         total = budgets * 130 * steps[0]
-        assert total <= winner.flops < total + sum(steps)
-        assert winner.fossils in [rung.fossils for rung in rungs]
+        own = steps[[rung.fossils for rung in rungs].index(winner.fossils)]
+        assert total <= winner.flops < total + steps[0] + own
 
 
 @pytest.mark.parametrize("price", [0.0, 0.2])
@@ -136,8 +137,9 @@ def test_halving_keeps_the_best_half_after_each_round(price) -> None:
     """Against all rungs trained to the end side by side, from which survivors are picked afterwards by J."""
     task, networks = small(budget_steps=400, objective=ObjectiveConfig(size_price=price)), [0, 1, 2]
     rungs = ladder(task)
-    steps, left = divmod(400, 9 * 2 + 4 * 4 + 2 * 8)
-    paced = replace(task, steps_per_epoch=steps, budget_steps=14 * steps + left, even_epochs=True)
+    reserve = math.ceil(sum(step_cost(task, rung) for rung in rungs) / step_cost(task, rungs[0]))
+    steps, left = divmod(400 - reserve, 9 * 1 + 4 * 2 + 2 * 4)
+    paced = replace(task, steps_per_epoch=steps, budget_steps=7 * steps + left + reserve, even_epochs=True)
     numbers = [9 * network + rung for network in networks for rung in range(9)]
     env = open_env(paced, numbers, root_seed=0, rows=32, twins=9)
     env.budget = env.budget.without_measuring()
@@ -147,13 +149,14 @@ def test_halving_keeps_the_best_half_after_each_round(price) -> None:
             seed = stream_seed(0, "germination", 0, member.world, i)
             member.model.plant_fossil(fossil.slot, fossil.blueprint, init_seed=seed)
     sizes = [member.model.total_params() / task.host_params for member in env.envs]
-    reference = train_ladder(paced, networks, root_seed=0)
     wait = list(FactoredAction.wait().to_indices())
     validation = validation_batches(split_of(paced, 0), 32, final=True)
     remaining = {network: list(range(9)) for network in networks}
     for epoch in range(1, paced.episode_length + 1):
+        if env.done:
+            break
         env.step(epoch, lambda seen: [wait] * len(seen.envs))
-        if epoch in (2, 6, 14):
+        if epoch in (1, 3, 7):
             accuracy = env.test(validation)
             for network, going in remaining.items():
                 first = 9 * networks.index(network)
@@ -163,16 +166,29 @@ def test_halving_keeps_the_best_half_after_each_round(price) -> None:
                 }
                 ranked = sorted(going, key=lambda rung: (-scores[rung], rung))
                 remaining[network] = ranked[: math.floor(len(going) / 2)]
+                for rung in ranked[len(ranked) // 2 :]:
+                    env.envs[first + rung].done = True
+        if epoch == 7:  # the winner gets what the others have left
+            for network, (rung,) in remaining.items():
+                members = env.envs[9 * networks.index(network) :][:9]
+                others = sum(member.flops for i, member in enumerate(members) if i != rung)
+                members[rung].budget_steps = 400 - others // step_cost(task, rungs[0])
+    tested = env.test(batches_of_test(split_of(paced, 0), 32))
     winners = halve(task, networks, root_seed=0)
-    assert len({winner.fossils for winner in winners}) > 1
+    assert (len({winner.fossils for winner in winners}) > 1) == (not price), (
+        "at a high price the smallest wins"
+    )
     for winner, (network, going) in zip(winners, remaining.items(), strict=True):
         assert winner.fossils == rungs[going[0]].fossils
-        assert winner.test_accuracy == reference[going[0]][network].test_accuracy
+        assert winner.test_accuracy == tested[9 * networks.index(network) + going[0]]
 
 
 def test_a_budget_that_halving_cannot_divide_is_refused() -> None:
-    with pytest.raises(EsperError, match="49 steps of the bare host is too small for 9 rungs; allowed: 50"):
-        halve(small(budget_steps=49), [0], root_seed=0)
+    task = small(budget_steps=24)
+    each = math.ceil(sum(step_cost(task, rung) for rung in ladder(task)) / step_cost(task, ladder(task)[0]))
+    message = f"24 steps of the bare host is too small for 9 rungs; allowed: {25 + each}"
+    with pytest.raises(EsperError, match=message):
+        halve(task, [0], root_seed=0)
     drawn = small(conditions=ConditionSpace(cripple_probability=0.0, budgets=(60, 90)))
     with pytest.raises(EsperError, match="draw budgets; allowed: one for all"):
         halve(drawn, [0], root_seed=0)

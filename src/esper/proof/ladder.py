@@ -21,12 +21,13 @@ from esper.proof.episodes import Fossil, Played
 from esper.runtime.data import test_batches, validation_batches
 from esper.runtime.tasks import TaskSpec, draw_condition
 from esper.simic.ranks import current, for_all, share_work
+from esper.simic.training.budgets import FlopsBudget
 from esper.simic.training.evaluation import open_env, split_of
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.vector_env import VectorEnv
 
 Array = npt.NDArray[np.float64]
-HALVING_EPOCHS = 2
+HALVING_EPOCHS = 1
 """Epochs of the first round of successive halving. Each later round has twice as many as the one before."""
 CHOOSERS = 3
 """Number of other networks on which the best rung of a network is chosen."""
@@ -121,30 +122,31 @@ def halve(
     """Successive halving over the ladder, for each network by itself, with the training FLOPs of `budgets`
     networks in all. Rungs train at the same pace and are ranked by J at that time, on the validation part;
     the survivors go on, and the winner gets what is left. The learning rate decays over what the winner gets.
-    The result is the winner, with the FLOPs of all rungs. Several ranks share the work, and all get all
-    results."""
+    The result is the winner, with the FLOPs of all rungs: they exceed the budget by less than one of its
+    steps, unless the others have spent everything. Several ranks share the work, and all get all results."""
     check_number("halving", "budgets", budgets, low=1, integer=True)
     if task.conditions is not None and task.conditions.budgets:
         raise BudgetError(f"halving: networks of task {task.name!r} draw budgets; allowed: one for all")
     rungs = ladder(task) if rungs is None else rungs
     rounds, total = halving_rounds(len(rungs)), budgets * task.budget_steps
-    steps, left = divmod(total, sum(one.rungs * one.epochs for one in rounds))
-    if not steps:
+    shares, reserve = sum(one.rungs * one.epochs for one in rounds), _step_of_each(task, rungs)
+    steps, left = divmod(total - reserve, shares)
+    if steps < 1:
         raise BudgetError(
             f"halving: a budget of {total} steps of the bare host is too small for {len(rungs)} rungs; "
-            f"allowed: {total - left + sum(one.rungs * one.epochs for one in rounds)} or more"
+            f"allowed: {shares + reserve} or more"
         )
     paced = replace(
         task,
         steps_per_epoch=steps,
-        budget_steps=steps * sum(one.epochs for one in rounds) + left,
+        budget_steps=steps * sum(one.epochs for one in rounds) + left + reserve,
         even_epochs=True,
     )
     parts = _parts(sorted(networks), len(rungs))
     advance = for_all(advance, [len(part) for part in parts], current())
 
     def work(part: int) -> list[Played]:
-        winners = _halve(_plant(paced, parts[part], rungs, root_seed), paced, rungs, rounds)
+        winners = _halve(_plant(paced, parts[part], rungs, root_seed), paced, rungs, rounds, total)
         advance(len(winners))
         return winners
 
@@ -152,9 +154,11 @@ def halve(
 
 
 def _halve(
-    env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung], rounds: Sequence[HalvingRound]
+    env: VectorEnv, task: TaskSpec, rungs: Sequence[Rung], rounds: Sequence[HalvingRound], total: int
 ) -> list[Played]:
-    """The winner of each network, in the order of their numbers."""
+    """The winner of each network, in the order of their numbers. All rungs of a network may cost `total`
+    steps of the bare host."""
+    assert isinstance(env.budget, FlopsBudget)
     validation = validation_batches(split_of(task, env.rules.root_seed), task.val_size, final=True)
     networks = [env.envs[i : i + len(rungs)] for i in range(0, len(env.envs), len(rungs))]
     going = [list(members) for members in networks]
@@ -172,6 +176,10 @@ def _halve(
             for member in members[one.rungs // 2 :]:
                 member.done = True
             del members[one.rungs // 2 :]
+    for (winner,), members in zip(going, networks, strict=True):
+        # A rung takes whole steps, so the others have cost more than their shares: most of it is the reserve.
+        others = sum(member.flops for member in members if member is not winner)
+        winner.budget_steps = total - others // env.budget.host_step
     for last in range(epoch + 1, task.episode_length + 1):
         _train(env, last)
     results = dict(zip((e.env_idx for e in env.envs), _results(env, task, rungs), strict=True))
@@ -179,6 +187,15 @@ def _halve(
         replace(results[winner.env_idx], flops=sum(member.flops for member in members))
         for (winner,), members in zip(going, networks, strict=True)
     ]
+
+
+def _step_of_each(task: TaskSpec, rungs: Sequence[Rung]) -> int:
+    """The cost of one training step of every rung, in steps of the bare host."""
+    meter = FlopMeter(task.build_model(1, [0]))
+    seeds = sum(
+        meter.bank(fossil.slot, fossil.blueprint).training for rung in rungs for fossil in rung.fossils
+    )
+    return len(rungs) + -(-seeds // meter.per_sample({}))
 
 
 def _parts(networks: Sequence[int], rungs: int) -> list[Sequence[int]]:

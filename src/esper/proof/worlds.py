@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-import torch
 from msgspec import Meta
 
 from esper._files import decode, decode_file, write_atomic
@@ -28,7 +26,7 @@ from esper.proof.controls import hide_quotes, random_placement, show_reversed_pr
 from esper.proof.episodes import Played
 from esper.runtime.tasks import TaskSpec, parse_task
 from esper.runtime.worlds import FAMILIES, HELD_OUT_WORLDS, TRAINING_WORLDS, TUNING_WORLDS
-from esper.simic.ranks import alone, current, fingerprint, for_all, share_work
+from esper.simic.ranks import alone, current, fingerprint, for_all, share_work, software
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import FixedSchedule, RecurrentPolicy
 from esper.tamiyo.schedules import RelativePlanting, in_world
@@ -215,16 +213,9 @@ def prove_worlds(
 
 
 def worlds_settings(config: WorldsConfig) -> dict[str, Any]:
-    """The settings that decide the episodes of every cohort."""
-    try:
-        release = version("esper-grow")
-    except PackageNotFoundError:
-        release = "not installed"
-    names = ("family", "networks", "first_network")
-    return {name: getattr(config, name) for name in names} | {
-        "esper": release,
-        "torch": str(torch.__version__),
-    }
+    """The settings and the software that decide the episodes of every cohort."""
+    names, parts = ("family", "networks", "first_network"), ("Esper", "source of Esper", "torch")
+    return {name: getattr(config, name) for name in names} | {part: software()[part] for part in parts}
 
 
 def _play_world(
