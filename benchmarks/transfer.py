@@ -22,6 +22,7 @@ import torch
 from benchmarks.plan_table import PlanTable, load_table
 from benchmarks.table_compare import mean_error
 from benchmarks.table_learners import Split, best_single, chosen_objective, oracle
+from esper.leyline import EsperError
 from esper.scripts.process import use_one_core
 from esper.simic.agent.plan_values import PlanValueLearner, Sight, ValuesConfig
 from esper.tamiyo.features import BASE_DIM, QUOTE_DIM, SLOT_DIM
@@ -54,6 +55,8 @@ def transfer(
     table: PlanTable, seed: int, worlds: int, plans: int, config: ValuesConfig, hide: Sequence[str] = ()
 ) -> Result:
     split, rng = Split.drawn(table, seed), np.random.default_rng(seed)
+    if worlds > len(split.train):
+        raise EsperError(f"--worlds {worlds}: the table has {len(split.train)} worlds to learn in")
     train = split.train[:worlds]
     learner = PlanValueLearner(config, BASE_DIM, SLOT_DIM, QUOTE_DIM, seed=seed)
     drawn = np.concatenate([1 + rng.choice(len(table.plans) - 1, plans, replace=False) for _ in train])
