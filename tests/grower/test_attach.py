@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -123,6 +124,101 @@ def attach_float(model: nn.Module) -> Grower:
     return esper.attach(model, ["layer1", "layer2"], X.double(), policy=None)
 
 
+def dtypes(grower: Grower, slot: str) -> set[torch.dtype]:
+    return {p.dtype for p in grower.body.slot(grower.body.slot_id(slot)).parameters()}
+
+
+class HalfStem(SmallCNN):
+    """A stem in bfloat16, the rest in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer2(self.layer1(self.stem(x.bfloat16()).float())).mean((2, 3)))
+
+
+def test_a_seed_has_the_dtype_of_what_it_receives() -> None:
+    model = make(HalfStem)
+    grower = attach(model, slots=["stem", "layer1"])
+    grower.germinate("stem", "conv_light")
+    grower.germinate("layer1", "conv_light")
+    assert [dtypes(grower, name) for name in grower.body.names] == [{torch.bfloat16}, {torch.float32}]
+    trained(grower, model, 1)
+    assert torch.isfinite(model(X)).all()
+
+
+def test_a_loaded_seed_has_the_dtype_of_its_file(tmp_path: Path) -> None:
+    model, fresh = make(HalfStem), make(HalfStem, 5)
+    grower = attach(model, slots=["stem", "layer1", "layer2"])
+    grower.germinate("stem", "conv_light")
+    grower.germinate("layer1", "conv_light")
+    grower.save(tmp_path)
+    loaded = esper.load(fresh, tmp_path)
+    assert same(fresh.state_dict(), model.state_dict())
+    loaded.germinate("layer2", "conv_light")
+    assert torch.isfinite(fresh(X)).all()
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_a_seed_in_autocast_keeps_the_dtype_of_the_weights(where: str) -> None:
+    class Inside(SmallCNN):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=where == "inside"):
+                return super().forward(x)
+
+    model = make(Inside)
+    with torch.autocast("cpu", torch.bfloat16, enabled=where == "outside"):
+        grower = attach(model)
+    grower.germinate("layer1", "conv_light")
+    assert dtypes(grower, "layer1") == {torch.float32}
+    trained(grower, model, 1)
+
+
+def test_a_seed_after_a_module_that_autocasts_alone_has_the_dtype_of_its_output() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 8, 3)
+
+        @torch.autocast("cpu", torch.bfloat16)
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.alone, self.head = Alone(), nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.alone(x).float().mean((2, 3)))
+
+    model = make(Whole)
+    grower = esper.attach(model, ["alone"], X, policy=None)
+    grower.germinate("alone", "conv_light")
+    assert dtypes(grower, "alone") == {torch.bfloat16}
+    trained(grower, model, 1)
+
+
+def test_weights_that_the_user_froze_stay_frozen() -> None:
+    model = make()
+    grower = attach(model, evaluate=lambda: 0.5)
+    grower.germinate("layer1", "conv_light")
+    optimizer = trained(grower, model, 1)
+    seed = list(grower.body.slot("r0c0").parameters())
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    with grower.without("layer1"):
+        model(X)
+    train_epoch(model, optimizer)
+    grower.step()
+    assert not any(p.requires_grad for p in seed)
+    grower.prune("layer1")
+    grower.germinate("layer2", "conv_light")
+    assert all(p.requires_grad for p in grower.body.parameters())
+
+
 def test_several_growers_in_one_process_do_not_meet() -> None:
     models = [make(seed=0), make(seed=1)]
     growers = [attach(model) for model in models]
@@ -214,6 +310,23 @@ def test_a_model_that_is_a_sequential_does_not_run_what_esper_adds() -> None:
     assert torch.equal(copy.deepcopy(model)(X), model(X))
     assert torch.equal(grower.export()(X), model(X))
     assert type(grower.export()) is nn.Sequential
+
+
+def test_a_sequential_with_an_empty_part_keeps_its_length() -> None:
+    model = make(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3), nn.Sequential(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+        )
+    )
+    before = list(model)
+    grower = esper.attach(model, ["0"], X, policy=None)
+    assert list(model) == before
+    assert len(model) == 5
+    assert model[1] is before[1]
+    grower.germinate("0", "conv_light")
+    trained(grower, model, 1)
+    model.eval()
+    assert torch.equal(grower.export()(X), model(X))
 
 
 def test_signals_grow_as_images_of_height_one() -> None:
@@ -340,6 +453,8 @@ def test_an_ambiguous_shape_can_be_told() -> None:
         ({"policy": [(1, "layer9", "norm")]}, "slot 'layer9' is unknown .did you mean layer"),
         ({"policy": [(1, "layer1")]}, "is not .epoch, slot, blueprint."),
         ({"blueprints": ["mlp"]}, "blueprint 'mlp' cannot grow in these slots"),
+        ({"blueprints": "norm"}, r"blueprints is 'norm', must be a list of names, such as \['norm'\]"),
+        ({"blueprints": 3}, "blueprints is 3, must be a list of names"),
         ({"evaluate": 0.5}, "must be a function"),
     ],
 )
@@ -361,6 +476,101 @@ def test_models_that_are_attached_wrapped_or_scripted_are_refused() -> None:
         attach(nn.DataParallel(make()))
     with pytest.raises(EsperError, match="must be a torch"):
         esper.attach(lambda x: x, ["a"], X)  # type: ignore[arg-type]
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc, self.out = SmallCNN(), nn.Sequential(nn.Linear(10, 10), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.enc(x))
+
+
+@pytest.mark.parametrize("slot", ["enc.layer1", "enc.layer2", "out"])
+def test_a_model_with_an_attached_part_is_refused(slot: str) -> None:
+    model = make(Nested)
+    inner = esper.attach(model.enc, ["layer1"], X, policy=None)
+    inner.germinate("layer1", "conv_light")
+    trained(inner, model.enc, 1)
+    before = model.eval()(X)
+    with pytest.raises(EsperError, match="'enc', a part of this model, is attached already"):
+        esper.attach(model, [slot], X, policy=None)
+    assert torch.equal(model(X), before)
+    inner.prune("layer1")
+    assert not torch.equal(model(X), before)
+
+
+def test_a_part_of_an_attached_model_is_refused() -> None:
+    model = make(Nested)
+    outer = esper.attach(model, ["enc.layer1"], X, policy=None)
+    outer.germinate("enc.layer1", "conv_light")
+    trained(outer, model, 1)
+    before = model.eval()(X)
+    for part, slot in ((model.enc, "layer1"), (model.enc, "layer2"), (model.enc.layer1, "0")):
+        with pytest.raises(EsperError, match="is attached already"):
+            esper.attach(part, [slot], X, policy=None)
+    assert torch.equal(model(X), before)
+
+
+def test_a_model_whose_part_was_attached_later_is_not_exported() -> None:
+    model = make(Nested)
+    outer = esper.attach(model, ["out"], X, policy=None)
+    inner = esper.attach(model.enc, ["layer1"], X, policy=None)
+    inner.germinate("layer1", "conv_light")
+    with pytest.raises(EsperError, match="export: 'enc' was attached later on its own"):
+        outer.export()
+    assert torch.equal(inner.export().eval()(X), model.enc.eval()(X))
+
+
+def test_a_directory_that_cannot_be_recorded_in_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    model = make()
+    before = [type(m) for m in model.modules()]
+    with pytest.raises(EsperError, match="not empty"):
+        attach(model, record=tmp_path)
+    assert [type(m) for m in model.modules()] == before
+    attach(model, record=tmp_path / "new").close()
+
+
+def test_a_slot_whose_module_was_replaced_is_an_error() -> None:
+    model = make()
+    grower = attach(model)
+    optimizer = trained(grower, model, 1)
+    old, model.layer2 = model.layer2, nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+    train_epoch(model, optimizer)
+    words = "slot 'layer2': the module of this name is no longer the one that was attached"
+    with pytest.raises(EsperError, match=words):
+        grower.step(0.5)
+    with pytest.raises(EsperError, match=words):
+        grower.germinate("layer2", "conv_light")
+    with pytest.raises(EsperError, match=words):
+        grower.export()
+    assert grower.epoch == 1
+    assert not grower.reports()
+    del model.layer2
+    with pytest.raises(EsperError, match=words):
+        grower.export()
+    model.layer2 = old
+    assert grower.step(0.5).epoch == 2
+
+
+def test_lazy_modules_must_have_run() -> None:
+    model = make(lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 10)))
+    with pytest.raises(EsperError, match=r"parameter '1\.weight' has no shape yet"):
+        esper.attach(model, ["1"], X, policy=None)
+    model(X)
+    esper.attach(model, ["1"], X, policy=None)
+
+
+@pytest.mark.parametrize("example", [X[:, :, :, 0], X.long(), (X, X), {"y": X}, None])
+def test_an_example_that_the_model_cannot_run_on_is_named(example: object) -> None:
+    model = make()
+    before = [type(m) for m in model.modules()]
+    with pytest.raises(EsperError, match="example: the model cannot run on it") as caught:
+        esper.attach(model, ["layer1"], example, policy=None)
+    assert caught.value.__cause__ is not None
+    assert [type(m) for m in model.modules()] == before
 
 
 def test_step_before_training_and_metrics_that_are_no_metrics() -> None:

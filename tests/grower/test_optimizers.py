@@ -173,6 +173,56 @@ def test_clipping_reaches_seeds() -> None:
     assert {id(p) for p in grower.body.parameters()} <= live(model)
 
 
+def train_together(models: list[nn.Module], optimizer: Any) -> None:
+    train_epoch(lambda x: sum(model(x) for model in models), optimizer)
+
+
+def seeds_of(grower: Grower) -> set[int]:
+    return {id(p) for p in grower.body.parameters()}
+
+
+def test_models_with_slots_of_the_same_name_share_an_optimizer() -> None:
+    models = [make(seed=0), make(lambda: SmallCNN(6), seed=1)]
+    first, second = growers = [attach(model) for model in models]
+    groups = first.param_groups(lr=0.1) + second.param_groups(lr=0.05)
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train_together(models, optimizer)
+    for grower in growers:
+        grower.germinate("layer1", "conv_light")
+    newborn = {p: p.detach().clone() for grower in growers for p in grower.body.parameters()}
+    for _ in range(2):
+        train_together(models, optimizer)
+        first.step(accuracy(models[0]))
+        second.step(accuracy(models[1]))
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert not any(torch.equal(p, old) for p, old in newborn.items())
+    of_slots = [{id(p) for p in optimizer.param_groups[i]["params"]} for i in (1, 4)]
+    assert of_slots == [seeds_of(first), seeds_of(second)]
+    second.prune("layer1")
+    first.germinate("layer2", "norm")
+    train_together(models, optimizer)
+    assert {id(p) for p in optimizer.state} == live(models[0]) | live(models[1])
+    assert [len(group["params"]) for group in optimizer.param_groups[4:]] == [0, 0]
+
+
+def test_copies_of_groups_are_recognised_unless_two_models_could_own_them() -> None:
+    models = [make(seed=0), make(seed=1)]
+    growers = [attach(model) for model in models]
+    copies = [[{**group, "lr": 0.05} for group in grower.param_groups(lr=0.1)] for grower in growers]
+    own = torch.optim.SGD(copies[0])
+    train_epoch(models[0], own)
+    growers[0].germinate("layer1", "norm")
+    assert {id(p) for p in own.param_groups[1]["params"]} == seeds_of(growers[0])
+    growers[0].prune("layer1")
+    assert not own.param_groups[1]["params"]
+    shared = torch.optim.SGD([{**group} for grower in growers for group in grower.param_groups(lr=0.1)])
+    with pytest.raises(
+        EsperError, match="trains 2 models that have a slot 'layer1', and its groups are copies"
+    ):
+        train_together(models, shared)
+
+
 @pytest.mark.parametrize("make_optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_an_optimizer_without_the_slots_groups_is_named(make_optimizer: Any) -> None:
     model = make()
@@ -181,6 +231,58 @@ def test_an_optimizer_without_the_slots_groups_is_named(make_optimizer: Any) -> 
     train_epoch(model, optimizer)
     with pytest.raises(EsperError, match=f"{make_optimizer.__name__} trains this model but has no groups"):
         grower.step(0.5)
+
+
+def test_groups_that_are_added_to_a_running_optimizer_are_followed() -> None:
+    model = make()
+    grower = attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    train_epoch(model, optimizer)
+    with pytest.raises(EsperError, match="the optimizer SGD trains this model but has no groups"):
+        grower.step(0.5)
+    for group in grower.param_groups(host=[], lr=0.01):
+        optimizer.add_param_group(group)
+    grower.germinate("layer1", "norm")
+    train_epoch(model, optimizer)
+    grower.step(accuracy(model))
+    assert {id(p) for p in optimizer.state} == live(model)
+
+
+def test_an_optimizer_that_is_replaced_by_a_bare_one_is_named() -> None:
+    model = make()
+    grower = attach(model)
+    optimizer: Any = torch.optim.SGD(grower.param_groups(lr=0.1))
+    train_epoch(model, optimizer)
+    grower.step(accuracy(model))
+    grower.release(optimizer)
+    bare = torch.optim.AdamW(model.parameters(), lr=0.01)
+    train_epoch(model, bare)
+    with pytest.raises(EsperError, match="the optimizer AdamW trains this model but has no groups"):
+        grower.step(0.5)
+
+
+def test_a_released_optimizer_makes_room_for_another() -> None:
+    model = make()
+    grower = attach(model)
+    old = torch.optim.SGD(grower.param_groups(lr=0.1), momentum=0.9)
+    train_epoch(model, old)
+    new = torch.optim.AdamW(grower.param_groups(lr=0.01))
+    with pytest.raises(EsperError, match=r"call grower.release\(old\)"):
+        train_epoch(model, new)
+    grower.release(old)
+    grower.germinate("layer1", "norm")
+    train_epoch(model, new)
+    grower.step(accuracy(model))
+    assert {id(p) for p in new.state} == live(model)
+    with pytest.raises(EsperError, match="slot 'layer1' has a group in two optimizers, the second is SGD"):
+        old.step()
+    grower.release(new)
+    grower.prune("layer1")
+    train_epoch(model, old)
+    grower.step(accuracy(model))
+    assert {id(p) for p in old.state} == live(model)
+    with pytest.raises(EsperError, match="release: SGD has no group of a slot of this model"):
+        grower.release(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_slots_left_out_twice_or_in_muon_are_named() -> None:
@@ -196,6 +298,10 @@ def test_slots_left_out_twice_or_in_muon_are_named() -> None:
     train_epoch(other.model, first)
     with pytest.raises(EsperError, match="slot 'layer1' has a group in two optimizers"):
         train_epoch(other.model, second)
+    other = attach(make())
+    groups = other.param_groups(lr=0.1) + other.param_groups(host=[], slots=["layer2"], lr=0.01)
+    with pytest.raises(EsperError, match="slot 'layer2' has 2 groups in one SGD"):
+        train_epoch(other.model, torch.optim.SGD(groups))
     muon = attach(make(Matrices), slots=["body"])
     optimizer = torch.optim.Muon(muon.param_groups(host=[muon.model.body.weight], lr=0.1))
     optimizer.step()
@@ -257,3 +363,32 @@ def test_optimizer_state_is_loaded_again_after_the_structure() -> None:
     fresh.load_state_dict(saved["model"])
     other.load_state_dict(saved["optimizer"])
     assert same(states(again, other), saved)
+
+
+def test_a_run_with_two_optimizers_is_resumed_before_its_first_seed() -> None:
+    def build(seed: int) -> tuple[Grower, list[torch.optim.Optimizer]]:
+        model = make(seed=seed)
+        host = torch.optim.SGD(list(model.parameters()), lr=0.05, momentum=0.9)
+        grower = attach(model)
+        return grower, [host, torch.optim.AdamW(grower.param_groups(host=[], lr=0.01))]
+
+    def go_on(grower: Grower, optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
+        for _ in range(2):
+            train_epoch(grower.model, *optimizers)
+            grower.step(accuracy(grower.model))
+            if grower.epoch == 2:
+                grower.germinate("layer1", "conv_light")
+        train_epoch(grower.model, *optimizers)
+        return grower.model.state_dict()
+
+    grower, optimizers = build(seed=0)
+    train_epoch(grower.model, *optimizers)
+    grower.step(accuracy(grower.model))
+    parts = [grower, grower.model, *optimizers]
+    saved = copy.deepcopy([part.state_dict() for part in parts])
+    again, others = build(seed=3)
+    for part, state in zip([again, again.model, *others], saved, strict=True):
+        part.load_state_dict(state)
+    assert same(go_on(again, others), go_on(grower, optimizers))
+    assert {id(p) for p in others[1].state} == seeds_of(again)
+    assert {id(p) for p in optimizers[1].state} == seeds_of(grower)

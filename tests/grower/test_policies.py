@@ -19,7 +19,7 @@ from esper.tamiyo import AlwaysWait, RecurrentPolicy
 from esper.tamiyo.columns import first_columns
 from esper.tamiyo.features import BASE, QUOTE, SLOT
 from esper.tamiyo.inputs import SENSORS
-from grower_helpers import SmallCNN, accuracy, attach, batches, digits, make, same, train_epoch
+from grower_helpers import SmallCNN, TiedLM, accuracy, attach, batches, digits, make, same, train_epoch
 
 
 def played(number: int = 8, width: int = 4, **options: Any) -> Grower:
@@ -45,6 +45,65 @@ def test_a_schedule_is_kept_and_unmeasured_seeds_become_permanent_by_the_clock()
         "3 norm in layer1 fossilized, unmeasured",
     ]
     assert grower.reports()["layer1"].metrics.contribution is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "words"),
+    [
+        (
+            [(1, "layer1", "norm"), (2, "layer2", "conv_light")],
+            {"blueprints": ["norm"]},
+            r"blueprint is not offered; allowed: norm; .* attach with blueprints=\['norm', 'conv_light'\]",
+        ),
+        ([(1, "layer1", "mlp")], {}, "blueprint is not offered; allowed: attention, .*residual$"),
+        ([(1, "layer9", "norm")], {}, "slot 'layer9' is unknown"),
+        ([(99, "layer1", "norm")], {"epochs": 5}, "after each of the first 4 epochs"),
+        ([(5, "layer1", "norm")], {"epochs": 5}, "after each of the first 4 epochs"),
+        (
+            [(4, "layer2", "norm"), (4, "layer1", "norm")],
+            {"epochs": 5},
+            r"\(4, 'layer1', 'norm'\), whose turn comes in epoch 5, is too late",
+        ),
+        ([(0, "layer1", "norm")], {}, "epoch is 0, must be a whole number from 1 up"),
+        ([("1", "layer1", "norm")], {}, "epoch is '1', must be a whole number from 1 up"),
+    ],
+)
+def test_a_schedule_that_cannot_happen_is_refused(schedule, options, words) -> None:
+    model = make()
+    with pytest.raises(EsperError, match=words):
+        attach(model, policy=schedule, **options)
+    attach(model, policy=[(4, "layer1", "norm"), (3, "layer2", "norm")], epochs=5)
+
+
+def test_a_schedule_names_what_mixes_tokens_in_blueprints() -> None:
+    model, tokens, schedule = make(TiedLM), torch.arange(12).view(2, 6), [(1, "block1", "attention")]
+    with pytest.raises(
+        EsperError, match=r"not offered; allowed: .* attach with blueprints=\[.*'attention'\]"
+    ):
+        esper.attach(model, ["block1"], tokens, policy=schedule)
+    grower = esper.attach(model, ["block1"], tokens, policy=schedule, blueprints=["attention"])
+    optimizer = torch.optim.SGD(grower.param_groups(lr=0.1))
+    model(tokens).sum().backward()
+    optimizer.step()
+    assert grower.step(0.5).changes == ("attention in block1 germinated",)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (3, "policy is 3; allowed: heuristic, .* a schedule, a function of the grower, None"),
+        ("", "policy '' is unknown; allowed: heuristic, "),
+        ([3], r"schedule: 3 is not \(epoch, slot, blueprint\)"),
+    ],
+)
+def test_what_is_no_policy_is_refused(policy, words) -> None:
+    with pytest.raises(EsperError, match=words):
+        attach(make(), policy=policy)
+
+
+def test_slots_of_an_optimizer_are_a_list() -> None:
+    with pytest.raises(EsperError, match=r"slots is 'layer1', must be a list of names, such as \['layer1'\]"):
+        attach(make()).param_groups(slots="layer1")
 
 
 def test_growth_by_hand_is_never_made_permanent_by_the_clock() -> None:
@@ -75,6 +134,69 @@ def test_a_function_decides() -> None:
         played(1, policy=lambda g: ("fossilize", "layer2"))
     with pytest.raises(EsperError, match="op is 'grow'; allowed: wait, germinate, prune, fossilize, advance"):
         played(1, policy=lambda g: ("grow", "layer2"))
+
+
+def play_epoch(grower: Grower, optimizer: Any) -> None:
+    train_epoch(grower.model, optimizer)
+    grower.step(accuracy(grower.model))
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "words"),
+    [
+        (("grow", "layer2"), EsperError, "op is 'grow'"),
+        (("fossilize", "layer2"), EsperError, "FOSSILIZE is not possible"),
+        (("germinate", "layer2", "conv"), EsperError, "blueprint is 'conv'"),
+        ("prune", EsperError, r"the policy returned 'prune'; allowed: \(op, slot\)"),
+        (("prune",), EsperError, r"the policy returned \('prune',\); allowed: \(op, slot\)"),
+        (KeyError("mine"), KeyError, "mine"),
+    ],
+)
+def test_an_epoch_with_a_bad_decision_can_be_stepped_again(bad, error, words) -> None:
+    """It then equals one in which the decision was good at once."""
+    decisions = {1: ("germinate", "layer1", "norm"), 3: None}
+
+    def run(*, errs: bool) -> dict[str, Any]:
+        torch.manual_seed(0)
+        answers: list[Any] = []
+
+        def policy(grower: Grower) -> Any:
+            answer = answers.pop() if answers else decisions.get(grower.epoch)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        model = make(lambda: SmallCNN(4))
+        grower = attach(model, policy=policy, evaluate=lambda: accuracy(model))
+        optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+        for epoch in range(4):
+            train_epoch(model, optimizer)
+            if errs and epoch in (1, 3):
+                answers.append(bad)
+                with pytest.raises(error, match=words):
+                    grower.step()
+                assert grower.epoch == epoch
+            grower.step()
+        return grower.state_dict()
+
+    state = run(errs=True)
+    assert [entry["epoch"] for entry in state["history"]] == [1, 2, 3, 4]
+    assert state["tracker"]["epochs"] == 4
+    assert state["structure"]["seeds"]["layer1"]["metrics"]["contribution_velocity"] is not None
+    assert same(state, run(errs=False))
+
+
+def test_a_schedule_does_not_lose_an_entry_whose_seed_cannot_be_built(monkeypatch) -> None:
+    model = make(lambda: SmallCNN(4))
+    grower = attach(model, policy=[(1, "layer1", "norm")])
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    with monkeypatch.context() as broken:
+        broken.setattr(torch.random, "fork_rng", lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            play_epoch(grower, optimizer)
+    assert grower.epoch == 0
+    play_epoch(grower, optimizer)
+    assert told(grower) == ["1 norm in layer1 germinated"]
 
 
 def attach_with_evaluate(policy: Any, epochs: int, **options: Any) -> Grower:
@@ -244,6 +366,64 @@ def test_a_loss_counts_as_the_probability_of_the_right_answer() -> None:
     assert spy.seen.base[0, column["learning_rate"]] == 0.0
     with pytest.raises(EsperError, match="a loss must be 0 or more"):
         grower.step(-1.0)
+
+
+def test_losses_too_large_to_be_observed_are_refused_before_anything_is_counted() -> None:
+    """As the mean squared error of targets that were not normalised."""
+    model, scale = make(), 1.0
+    grower = attach(model, policy="heuristic", metric="loss", evaluate=lambda: 19_000 / scale)
+    optimizer = torch.optim.SGD(grower.param_groups(lr=0.01))
+    train_epoch(model, optimizer)
+    for metric in (None, 19_000, 20.5):
+        with pytest.raises(
+            EsperError, match="divide it by a constant, such as the loss of the untrained model"
+        ):
+            grower.step(metric)
+    assert grower.epoch == 0
+    scale = 19_000
+    assert grower.step().metric == 1.0
+
+
+def test_a_loss_that_explodes_in_one_epoch_leaves_seeds_unmeasured() -> None:
+    model = make()
+    losses: list[float] = []
+    grower = attach(model, metric="loss", evaluate=lambda: losses.pop(0))
+    optimizer = torch.optim.SGD(grower.param_groups(lr=0.01))
+
+    def contribution(full: float, without: float) -> float | None:
+        losses[:] = [full, without]
+        train_epoch(model, optimizer)
+        return grower.step().contributions.get("layer1")
+
+    assert contribution(0.6, 0.0) is None
+    grower.germinate("layer1", "norm")
+    assert contribution(0.5, 0.7) == pytest.approx(100 * (math.exp(-0.5) - math.exp(-0.7)))
+    assert contribution(1e9, 1e8) is None, "both are beyond what can be observed"
+    assert contribution(0.4, math.nan) == pytest.approx(100 * math.exp(-0.4)), "it diverges without the seed"
+    assert contribution(0.4, 0.6) == pytest.approx(100 * (math.exp(-0.4) - math.exp(-0.6)))
+    state = grower.state_dict()
+    for broken in (math.inf, math.nan):
+        with pytest.raises(EsperError, match=f"metric is {broken}; the training has diverged"):
+            contribution(broken, 0.5)
+    assert same(grower.state_dict(), state)
+
+
+def test_accuracy_without_a_seed_that_was_pruned_after_it_was_measured() -> None:
+    def policy(grower: Grower) -> Any:
+        return {0: ("germinate", "layer1", "conv_light"), 2: ("prune", "layer1")}.get(grower.epoch)
+
+    grower = attach_with_evaluate(policy, epochs=2)
+    with grower.without("layer1"):
+        assert grower.committed_accuracy() == pytest.approx(100 * accuracy(grower.model))
+    grower = attach_with_evaluate(policy, epochs=3)
+    assert grower.history[-1].changes[0] == "conv_light in layer1 pruned"
+    assert grower.committed_accuracy() == pytest.approx(100 * accuracy(grower.model))
+    assert grower.committed_accuracy() != grower.accuracies[-1]
+    again = attach(make(lambda: SmallCNN(4)), policy=policy)
+    again.load_state_dict(grower.state_dict())
+    assert again.committed_accuracy() is None, "it was not measured, and there is no evaluate"
+    grower = attach_with_evaluate(policy, epochs=4)
+    assert grower.committed_accuracy() == grower.accuracies[-1], "measured since"
 
 
 def test_sensors_equal_those_of_the_population() -> None:

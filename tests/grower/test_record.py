@@ -90,6 +90,77 @@ def test_a_resumed_run_has_every_epoch_once(tmp_path: Path) -> None:
         assert same(end[part], state[part])
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_epochs_after_the_last_one_are_recorded(resumed: bool, tmp_path: Path) -> None:
+    """The record ends after each of them, so that none needs `close`."""
+    path, hand = tmp_path / "run", {"epochs": 2, "policy": None}
+    grower, state = recorded(path, stop=2, **hand)
+    (end,) = open_run(path).rows("SELECT max(seq) AS seq FROM ends")
+    if resumed:
+        grower, _ = recorded(path, stop=2, state=state, **hand)
+    assert open_run(path).rows("SELECT max(seq) AS seq FROM ends") == [end], "no epoch has come yet"
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    for epoch in (3, 4, 5):
+        train_epoch(grower.model, optimizer)
+        if epoch == 5:
+            grower.germinate("layer2", "conv_light")
+        grower.step()
+        views = open_run(path)
+        assert [row["epoch"] for row in views.rows("SELECT epoch FROM steps ORDER BY epoch")] == list(
+            range(1, epoch + 1)
+        )
+        assert summarize(views).status == "finished"
+    grower.close()
+    views = open_run(path)
+    assert [tuple(row.values()) for row in views.rows("SELECT kind, epoch FROM lifecycle")] == [
+        ("germinated", 5)
+    ]
+    assert views.rows("SELECT epochs, germinated FROM episodes") == [{"epochs": 5, "germinated": 1}]
+    for table in ("starts", "ends", "rounds", "episodes"):
+        assert len(views.rows(f"SELECT seq FROM {table}")) == 1, table
+    assert report.main([str(path)]) == 0
+
+
+def test_a_closed_record_goes_on_with_the_next_epoch(tmp_path: Path) -> None:
+    model = make(lambda: SmallCNN(4))
+    grower = attach(model, record=tmp_path / "a")
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    for _ in range(2):
+        train_epoch(model, optimizer)
+        grower.step(0.5)
+        grower.close()
+        grower.close()
+    views = open_run(tmp_path / "a")
+    assert [row["epoch"] for row in views.rows("SELECT epoch FROM steps ORDER BY epoch")] == [1, 2]
+    assert len(views.rows("SELECT seq FROM ends")) == 1
+    assert summarize(views).status == "finished"
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_the_outcome_of_a_run_that_ends_with_a_prune_is_that_of_the_network_after_it(
+    measures: bool, tmp_path: Path
+) -> None:
+    def policy(grower: Grower) -> Any:
+        return {0: ("germinate", "layer1", "conv_light"), 1: ("prune", "layer1")}.get(grower.epoch)
+
+    model = make(lambda: SmallCNN(4))
+    evaluate = (lambda: accuracy(model)) if measures else None
+    grower = attach(model, policy=policy, epochs=2, record=tmp_path / "a", evaluate=evaluate)
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.05))
+    for _ in range(2):
+        train_epoch(model, optimizer)
+        last = accuracy(model)
+        grower.step(last)
+    assert last != accuracy(model)
+    (row,) = open_run(tmp_path / "a").rows("SELECT committed_accuracy, objective, pruned FROM episodes")
+    assert row["pruned"] == 1
+    if measures:
+        assert row["committed_accuracy"] == pytest.approx(100 * accuracy(model))
+    else:
+        assert row["committed_accuracy"] is None
+        assert row["objective"] is None
+
+
 def test_a_directory_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
     recorded(tmp_path / "a")
     with pytest.raises(EsperError, match="holds a run; continue it with"):

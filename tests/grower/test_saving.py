@@ -119,6 +119,7 @@ def damaged(path: Path, **changes: Any) -> None:
         ({"seeds": {}}, "unknown tensors"),
         ({"weights": "0"}, "belongs to another structure"),
         ({"surprise": 1}, "field surprise is unknown"),
+        ({"history": [{"epoch": "one"}]}, "history"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path, changes, words) -> None:
@@ -147,7 +148,60 @@ def test_a_state_of_other_slots_is_refused() -> None:
     with pytest.raises(StructureError, match=r"grown in slots layer1 .*, layer2 .*, this model has layer1"):
         other.load_state_dict(state)
     with pytest.raises(EsperError, match="no state of a grower"):
-        other.load_state_dict({"version": 1})
+        other.load_state_dict({"structure": state["structure"]})
+
+
+def learning(**options: Any) -> tuple[Grower, Any]:
+    model = make(lambda: SmallCNN(4))
+    grower = attach(model, **options)
+    return grower, torch.optim.AdamW(grower.param_groups(lr=0.02))
+
+
+SCHEDULE = [(1, "layer2", "conv_light"), (2, "layer1", "norm")]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "changes", "words"),
+    [
+        (
+            {"policy": "plateau"},
+            {"policy": "heuristic"},
+            {},
+            "policy was 'plateau', this grower has 'heuristic'; attach with the policy of the run",
+        ),
+        ({"policy": SCHEDULE}, {"policy": None}, {}, "policy was a schedule, this grower has None"),
+        ({"policy": None}, {"policy": "plateau"}, {}, "policy was None, this grower has 'plateau'"),
+        ({"policy": SCHEDULE}, {"policy": SCHEDULE[:1]}, {}, r"\(a schedule\) cannot go on from it"),
+        (
+            {"metric": "loss"},
+            {},
+            {},
+            "metric was loss, this grower has accuracy; attach with the metric of the run",
+        ),
+        (
+            {},
+            {},
+            {"version": 1},
+            "version is 1, this Esper reads version 2 .*go on with the Esper that saved",
+        ),
+        ({}, {}, {"version": 3}, "version is 3, this Esper reads version 2"),
+        ({"policy": "plateau"}, {"policy": "plateau", "slots": ["layer1"]}, {}, "grown in slots layer1"),
+        ({"policy": "plateau"}, {"policy": "plateau"}, {"tracker": {}}, "tracker"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(saved, loaded, changes, words) -> None:
+    """Not even the weights that a rebuilt structure would lose."""
+    source, optimizer = learning(**saved)
+    train_epoch(source.model, optimizer)
+    source.step(0.5)
+    other, optimizer = learning(**loaded)
+    other.germinate("layer1", "norm")
+    train_epoch(other.model, optimizer)
+    other.step(0.25)
+    before = {"grower": other.state_dict(), "model": dict(other.model.state_dict())}
+    with pytest.raises(EsperError, match=words):
+        other.load_state_dict(source.state_dict() | changes)
+    assert same({"grower": other.state_dict(), "model": dict(other.model.state_dict())}, before)
 
 
 def test_a_save_that_was_cut_off_leaves_the_old_model_or_the_new_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ gradients. Incubation leaves the model untouched. Exports need nothing of Esper.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import remove_parametrizations
+from torch.optim.swa_utils import AveragedModel
 
 import esper
 from esper.grower.body import Body
@@ -19,7 +23,7 @@ from esper.grower.places import Place
 from esper.kasmina import blueprint_names
 from esper.kasmina.layers import Lanes, Mode, seed_row
 from esper.kasmina.seed import GATE_BANK
-from esper.leyline import AlphaAlgorithm, SeedStage
+from esper.leyline import AlphaAlgorithm, EsperError, SeedStage
 from grower_helpers import SmallCNN, TiedLM, accuracy, attach, batches, digits, make, same, train_epoch
 
 PLACES = {
@@ -169,6 +173,45 @@ def test_without_the_extra_loss_a_policy_grafts() -> None:
     assert grower.reports()["layer1"].stage is SeedStage.HOLDING
 
 
+def incubating(model: nn.Module) -> esper.grower.Grower:
+    """A model in an epoch in which a seed incubates; its newest input is no leaf of the graph."""
+    grower = attach(model)
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    grower.germinate("layer1", "conv_light", tempo_epochs=2)
+    train_epoch(model, optimizer)
+    grower.step(accuracy(model))
+    scale = torch.ones((), requires_grad=True)
+    for x, y in batches():
+        criterion = lambda out: F.cross_entropy(out, y)  # noqa: E731, B023
+        (criterion(model(x * scale)) + grower.loss(criterion)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert grower.reports()["layer1"].stage is SeedStage.TRAINING
+    return grower
+
+
+def test_a_model_can_be_copied_while_a_seed_incubates() -> None:
+    model = make()
+    grower = incubating(model)
+    average, pickled = AveragedModel(model), pickle.loads(pickle.dumps(model))
+    for twin in (copy.deepcopy(model), average.module, pickled):
+        assert torch.equal(twin.eval()(digits()[0]), model.eval()(digits()[0]))
+    model.train()
+    x, y = next(batches())
+    model(x)
+    average.train()(x[:3])
+    assert grower.loss(lambda out: F.cross_entropy(out, y)) > 0
+
+
+def test_a_model_can_be_exported_while_a_seed_incubates() -> None:
+    model = make()
+    exported = incubating(model).export()
+    x = digits()[0]
+    assert torch.equal(exported.eval()(x), model.eval()(x))
+    assert [len(m._forward_pre_hooks) for m in exported.modules() if m._forward_pre_hooks] == []
+    assert b"esper" not in pickle.dumps(exported)
+
+
 # -- export --------------------------------------------------------------------------------------------------
 
 
@@ -230,3 +273,163 @@ def test_tied_weights_stay_tied() -> None:
     assert exported.out.weight is exported.embed.weight
     assert torch.equal(exported(tokens), model(tokens))
     assert torch.equal(pickle.loads(pickle.dumps(exported))(tokens), model(tokens))
+
+
+def learned(grower: esper.grower.Grower) -> None:
+    """Seeds with an effect, and a model in eval mode."""
+    with torch.no_grad():
+        for number, parameter in enumerate(grower.body.parameters()):
+            parameter.add_(0.1 + 0.01 * number)
+    grower.model.eval()
+
+
+def blocks() -> list[nn.Module]:
+    return [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+
+
+class Parts(nn.Module):
+    """The layers of one Sequential run through other references to them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.features, self.head = kind, nn.Sequential(*blocks()), nn.Linear(8, 10)
+        if kind == "slices":
+            self.stage1, self.stage2 = self.features[:1], self.features[1:]
+        elif kind == "attribute":
+            self.first = self.features[0]
+        elif kind == "list":
+            self.layers = list(self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "slices":
+            x = self.stage2(self.stage1(x))
+        elif self.kind == "attribute":
+            assert self.first.weight.shape == (8, 1, 3, 3)
+            x = self.features[1:](self.first(x))
+        elif self.kind == "list":
+            for layer in self.layers:
+                x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["slices", "attribute", "list"])
+def test_a_module_that_has_several_places_is_exported_in_all_of_them(kind: str) -> None:
+    x = digits()[0][:4]
+    model = make(lambda: Parts(kind))
+    grower = esper.attach(model, ["features.0", "features.2"], x, policy=None)
+    before = model.eval()(x)
+    grower.germinate("features.0", "conv_light")
+    grower.germinate("features.2", "conv_light")
+    learned(grower)
+    assert not torch.equal(model(x), before)
+    exported = grower.export()
+    assert torch.equal(exported(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(exported))(x), model(x))
+    assert sum(p.numel() for p in exported.parameters()) == grower.body.total_params()
+
+
+class Chain(nn.Sequential):
+    """As torchvision names its blocks."""
+
+
+class Skipping(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean() + super().forward(x)
+
+
+class Listed(nn.ModuleList):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+class Named(nn.ModuleDict):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        out = {}
+        for name, layer in self.items():
+            out[name] = x = layer(x)
+        return {"3": out["3"], "0": out["0"]}
+
+
+class Carrier(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block, self.head = block, nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.block(x)
+        return self.head((h["3"] if isinstance(h, dict) else h).mean((2, 3)))
+
+
+CONTAINERS = {
+    "plain": lambda: nn.Sequential(*blocks()),
+    "chain": lambda: Chain(*blocks()),
+    "skipping": lambda: Skipping(*blocks()),
+    "list": lambda: Listed(blocks()),
+    "dict": lambda: Named({str(i): layer for i, layer in enumerate(blocks())}),
+    "tuple": lambda: nn.Sequential(CONTAINERS["dict"]()),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_modules_that_run_their_children_are_exported(kind: str) -> None:
+    x = digits()[0][:4]
+    model = make(lambda: Carrier(CONTAINERS[kind]()))
+    grower = esper.attach(model, ["block"], x, policy=None)
+    grower.germinate("block", "conv_light")
+    learned(grower)
+    exported = grower.export()
+    assert torch.equal(exported(x), model(x))
+    assert torch.equal(pickle.loads(pickle.dumps(exported))(x), model(x))
+
+
+@pytest.mark.parametrize("kind", ["plain", "dict", "parts"])
+def test_what_was_exported_can_grow_and_be_exported_again(kind: str) -> None:
+    x = digits()[0][:4]
+    slot = "features.0" if kind == "parts" else "block"
+    model = make(lambda: Parts("attribute") if kind == "parts" else Carrier(CONTAINERS[kind]()))
+    for _ in range(2):
+        grower = esper.attach(model, [slot], x, policy=None)
+        grower.germinate(slot, "conv_light")
+        learned(grower)
+        exported = grower.export()
+        assert torch.equal(exported(x), model(x))
+        model = exported
+
+
+def test_a_hook_of_the_user_runs_after_the_seed_as_before() -> None:
+    x = digits()[0][:4]
+    model = make()
+    model.stem.register_forward_hook(lambda module, args, output: output * 2 + 1)
+    grower = esper.attach(model, ["stem"], x, policy=None)
+    grower.germinate("stem", "conv_light")
+    learned(grower)
+    assert torch.equal(grower.export()(x), model(x))
+
+
+def test_a_parametrization_may_come_after_attach() -> None:
+    x = digits()[0][:4]
+    model = make()
+    grower = esper.attach(model, ["stem"], x, policy=None)
+    weight_norm(model.stem)
+    grower.germinate("stem", "conv_light")
+    learned(grower)
+    exported = grower.export()
+    assert torch.equal(exported(x), model(x))
+    remove_parametrizations(exported.stem, "weight")
+    torch.testing.assert_close(exported(x), model(x))
+    assert type(exported.stem) is nn.Conv2d
+    assert torch.equal(grower.export()(x), model(x))
+
+
+def test_a_class_that_was_put_on_a_slot_after_attach_cannot_be_exported() -> None:
+    model = make()
+    grower = attach(model)
+    base = type(model.layer1)
+    model.layer1.__class__ = type("Mine", (base,), {})
+    assert type(copy.deepcopy(model).layer1).__name__ == "Mine"
+    with pytest.raises(EsperError, match="'layer1': its class became Mine after the model was attached"):
+        grower.export()
+    model.layer1.__class__ = base
+    grower.export()

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from esper.grower import decide, distributed, saving
-from esper.grower.body import Body
+from esper.grower.body import Body, attached_part
 from esper.grower.facts import model_facts
 from esper.grower.grower import METRICS, Grower, StepResult
-from esper.grower.places import ESPER, Place, SlotAt, find_places, run_example, undisturbed
+from esper.grower.places import (
+    ESPER,
+    Features,
+    Place,
+    SlotAt,
+    find_places,
+    nearest_parameter,
+    run_example,
+    undisturbed,
+)
 from esper.grower.record import Recorder
-from esper.grower.slot import hide_child, splice, unsplice
-from esper.leyline import EsperError, allowed, check_number
+from esper.grower.slot import hide_child, remove_child, splice, unsplice
+from esper.leyline import EsperError, allowed, check_number, format_slot_id
 
 
 def attach(
@@ -63,41 +73,45 @@ def attach(
     check_number("attach", "seed", seed, integer=True)
     if evaluate is not None and not callable(evaluate):
         raise EsperError(f"attach: evaluate is {evaluate!r}, must be a function that returns the metric")
-    places, positions, before = find_places(model, slots, example)
-    body = _insert(model, places, positions, evaluate is not None, policy is not None and evaluate is None)
+    if blueprints is not None and (isinstance(blueprints, str) or not isinstance(blueprints, Collection)):
+        name = blueprints if isinstance(blueprints, str) else "conv_light"
+        raise EsperError(f"attach: blueprints is {blueprints!r}, must be a list of names, such as [{name!r}]")
+    places, features, before = find_places(model, slots, example)
+    body = _insert(model, places, features, evaluate is not None, policy is not None and evaluate is None)
     try:
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
-        decider = decide.make_policy(policy, body, epochs)
+        decider = decide.make_policy(policy, body, epochs, offered)
         facts = None
         if decider is not None:
             facts = model_facts(model, body, example, classes=classes, val_samples=None)
-    except Exception:
-        detach(model)
-        raise
-    recorder = None
-    if record is not None and distributed.is_first_rank():
-        recorder = Recorder(
-            record,
+        rules = decide.make_rules(body, offered, epochs, seed)
+        recorder = None
+        if record is not None and distributed.is_first_rank():
+            recorder = Recorder(
+                record,
+                body,
+                model=type(model).__name__,
+                policy=_described(policy),
+                epochs=epochs,
+                classes=classes,
+                blueprints=offered,
+                seed=seed,
+            )
+        return Grower(
+            model,
             body,
-            model=type(model).__name__,
-            policy=_described(policy),
+            policy=decider,
+            rules=rules,
+            facts=facts,
             epochs=epochs,
-            classes=classes,
-            blueprints=offered,
-            seed=seed,
+            metric=metric,
+            evaluate=evaluate,
+            recorder=recorder,
         )
-    return Grower(
-        model,
-        body,
-        policy=decider,
-        rules=decide.make_rules(body, offered, epochs, seed),
-        facts=facts,
-        epochs=epochs,
-        metric=metric,
-        evaluate=evaluate,
-        recorder=recorder,
-    )
+    except BaseException:
+        detach(model, body)
+        raise
 
 
 def _described(policy: decide.PolicyLike) -> str:
@@ -118,27 +132,36 @@ def load(model: nn.Module, path: str | Path) -> Grower:
             model.get_submodule(place.name)
         except AttributeError:
             raise EsperError(f"{path}: the model has no module {place.name!r}, which grew a seed") from None
-    unknown = [None] * len(content.slots)
-    body = _insert(model, content.slots, unknown, measures=False, makes_permanent=False)
+    history = [saving.as_result(StepResult, entry) for entry in content.history]
+    features = [_stored_features(model, place, i, tensors) for i, place in enumerate(content.slots)]
+    body = _insert(model, content.slots, features, measures=False, makes_permanent=False)
     try:
         structure = {"slots": body.structure()["slots"]}
         structure |= {"seeds": content.seeds, "germinations": content.germinations}
         body.restore(structure, path)
+        rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
+        grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
         saving.load_weights(model, tensors, path)
-    except Exception:
-        detach(model)
+    except BaseException:
+        detach(model, body)
         raise
-    rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
-    grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
-    grower.history = [saving.as_result(StepResult, entry) for entry in content.history]
+    grower.history = history
     return grower
 
 
-def detach(model: nn.Module) -> None:
+def _stored_features(model: nn.Module, place: Place, index: int, tensors: Mapping[str, Tensor]) -> Features:
+    """A stored seed has the dtype that it needs. Where there is none, the module before it tells."""
+    prefix = f"{ESPER}.seed_slots.{format_slot_id(0, index)}."
+    stored = [t for name, t in tensors.items() if name.startswith(prefix) and t.is_floating_point()]
+    like = nearest_parameter(model, place.name)
+    return Features(None, like.device, stored[0].dtype if stored else like.dtype)
+
+
+def detach(model: nn.Module, body: Body) -> None:
     """Undo `attach`: the model is as it was, its seeds are gone."""
-    model._modules.pop(ESPER, None)
-    for module in model.modules():
-        unsplice(module)
+    for slot in body:
+        unsplice(model.get_submodule(slot.name), slot)
+    remove_child(model)
 
 
 def _unwrapped(model: Any) -> nn.Module:
@@ -163,26 +186,34 @@ def _unwrapped(model: Any) -> nn.Module:
             "model is attached already; use the grower that you have, or grower.export() for a copy without "
             "Esper"
         )
+    part = attached_part(model)
+    if part is not None:
+        where = f"{part!r}, a part of this model," if part else "this part of a model"
+        raise EsperError(f"{where} is attached already; attach the whole model once, with all its slots")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise EsperError(f"parameter {name!r} has no shape yet; run the model once before you attach it")
     return model
 
 
 def _insert(
     model: nn.Module,
     places: Sequence[Place],
-    positions: Sequence[tuple[int, ...] | None],
+    features: Sequence[Features],
     measures: bool,
     makes_permanent: bool,
 ) -> Body:
     body = Body(model, places, measures=measures, makes_permanent=makes_permanent)
-    for slot, sizes in zip(body, positions, strict=True):
-        slot.positions = sizes
+    for slot, received in zip(body, features, strict=True):
+        slot.positions = received.positions
+        slot.to(received.device, received.dtype)
     try:
         hide_child(model)
         model.add_module(ESPER, body)
         for slot in body:
             splice(model.get_submodule(slot.name), slot)
-    except Exception:
-        detach(model)
+    except BaseException:
+        detach(model, body)
         raise
     return body
 

@@ -5,17 +5,16 @@ The lifecycle itself is Kasmina's; here it is bound to one network that this pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-import torch
 from torch import Tensor, nn
 
 from esper.grower.places import Place
-from esper.grower.slot import Slot
+from esper.grower.slot import Slot, is_extended, is_spliced
 from esper.kasmina.model import GrowingSlots
 from esper.kasmina.seed import Seed
 from esper.leyline import (
@@ -61,8 +60,7 @@ class Body(GrowingSlots):
         self.origin = uuid4().hex
         """Shared by all copies of this module, and by nothing else."""
         self._host_params = sum(p.numel() for p in model.parameters())
-        like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-        self.to(like.device, like.dtype).train(model.training)
+        self.train(model.training)
 
     @property
     def host_params(self) -> int:
@@ -92,6 +90,17 @@ class Body(GrowingSlots):
 
     def parameters_of(self, slot: Slot) -> list[nn.Parameter]:
         return list(slot.banks.parameters())
+
+    def check_places(self, model: nn.Module) -> None:
+        """Raise unless every slot still follows the module of its name."""
+        for slot in self:
+            with suppress(AttributeError):
+                if is_spliced(model.get_submodule(slot.name), slot):
+                    continue
+            raise EsperError(
+                f"slot {slot.name!r}: the module of this name is no longer the one that was attached, so no "
+                "seed can follow it; put that one back, or replace modules before you attach"
+            )
 
     # -- passes ----------------------------------------------------------------------------------------------
 
@@ -181,6 +190,13 @@ class Body(GrowingSlots):
     def checksum(self) -> list[float]:
         """Of the seeds' weights: equal on all ranks, or they have drifted apart."""
         return [_sum(parameter) for slot in self for parameter in slot.banks.parameters()]
+
+
+def attached_part(model: nn.Module) -> str | None:
+    """Name of a module in the model that is attached, or carries a slot; None if there is none."""
+    modules = dict(model.named_modules())
+    owners = [name.rpartition(".")[0] for name, module in modules.items() if isinstance(module, Body)]
+    return next(iter([*owners, *(name for name, module in modules.items() if is_extended(module))]), None)
 
 
 def _described(slots: Any) -> str:

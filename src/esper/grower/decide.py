@@ -31,6 +31,7 @@ from esper.leyline import (
     allowed,
     blueprint_id,
     blueprint_index,
+    check_number,
     stack_reports,
 )
 from esper.simic.training.action_execution import ActionRules
@@ -38,6 +39,7 @@ from esper.tamiyo.features import batch_obs_to_features
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.inputs import Setting, stack_inputs
 from esper.tamiyo.masks import ActionMasks, blueprint_mask, build_slot_states, compute_action_masks
+from esper.tamiyo.policy import RecurrentPolicy
 from esper.tamiyo.rules import Periodic, Plateau
 from esper.tamiyo.scripted import (
     BLUEPRINT_HEAD,
@@ -90,9 +92,17 @@ class UserPolicy(ScriptedPolicy):
         answer = self.function(self.grower)
         actions = waiting(1)
         if answer is not None:
-            decision = answer if isinstance(answer, Decision) else Decision(*answer)
-            actions[0] = encode(decision, self.grower.body, masks)
+            actions[0] = encode(_as_decision(answer), self.grower.body, masks)
         return as_step(actions)
+
+
+def _as_decision(answer: Any) -> Decision:
+    if isinstance(answer, Decision):
+        return answer
+    if not isinstance(answer, (tuple, list)) or len(answer) not in (2, 3):
+        options = ["(op, slot)", '("germinate", slot, blueprint)', "a Decision", "None"]
+        raise EsperError(f"decision: the policy returned {answer!r}; {allowed(options)}")
+    return Decision(*answer)
 
 
 def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
@@ -122,8 +132,10 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
     return action
 
 
-def make_policy(policy: PolicyLike, body: Body, epochs: int | None) -> PolicyProtocol | None:
-    """The policy that `attach` was given, for one network."""
+def make_policy(
+    policy: PolicyLike, body: Body, epochs: int | None, offered: Sequence[str]
+) -> PolicyProtocol | None:
+    """The policy that `attach` was given, for one network. `offered` are the blueprints that it may plant."""
     if policy is None:
         return None
     if policy == "heuristic":
@@ -135,27 +147,89 @@ def make_policy(policy: PolicyLike, body: Body, epochs: int | None) -> PolicyPro
     if policy == "plateau":
         return Plateau(1)
     if isinstance(policy, (str, Path)):
-        if not Path(policy).exists() and shipped_policy(str(policy)) is None:
-            options = [*NAMED, *shipped_policies(), "the path of a policy file or run", "a schedule", "None"]
-            raise EsperError(f"policy {str(policy)!r} is unknown; {allowed(options)}")
+        is_known = str(policy) and (Path(policy).exists() or shipped_policy(str(policy)) is not None)
+        if not is_known:
+            raise EsperError(f"policy {str(policy)!r} is unknown; {_policy_forms()}")
         return load_policy(policy)
     if hasattr(policy, "act"):
         return cast("PolicyProtocol", policy)
     if callable(policy):
         return UserPolicy(policy)
-    return FixedSchedule([_plantings(policy, body)])
+    if not isinstance(policy, Iterable):
+        raise EsperError(f"policy is {policy!r}; {_policy_forms()}")
+    return FixedSchedule([_plantings(policy, body, epochs, offered)])
 
 
-def _plantings(schedule: Iterable[tuple[int, str, str]], body: Body) -> list[Planting]:
+def _policy_forms() -> str:
+    forms = ["the path of a policy file or run", "a schedule", "a function of the grower", "None"]
+    return allowed([*NAMED, *shipped_policies(), *forms])
+
+
+def _plantings(
+    schedule: Iterable[tuple[int, str, str]], body: Body, epochs: int | None, offered: Sequence[str]
+) -> list[Planting]:
+    """The entries of a schedule. Each must be able to happen: its slot exists, its blueprint is offered, and
+    there is time."""
     plantings = []
     for entry in schedule:
         try:
             epoch, slot, blueprint = entry
         except (TypeError, ValueError):
             raise EsperError(f"schedule: {entry!r} is not (epoch, slot, blueprint)") from None
+        check_number(f"schedule: {entry!r}", "epoch", epoch, low=1, integer=True)
         index = body.slot_config.index_for_slot_id(body.slot_id(slot))
+        if blueprint not in offered:
+            advice = ""
+            if blueprint in growable_names(body):
+                advice = f"; to offer it too, attach with blueprints={[*offered, blueprint]}"
+            raise BlueprintError(f"schedule: {entry!r}: blueprint is not offered; {allowed(offered)}{advice}")
         plantings.append(Planting(epoch, index, blueprint))
+    if epochs is not None:
+        _check_time(plantings, body, epochs)
     return plantings
+
+
+def _check_time(plantings: Sequence[Planting], body: Body, epochs: int) -> None:
+    """One seed is planted per epoch, and it needs time to become permanent."""
+    last = epochs - epochs_needed(body, incubates=False)[TempoAction.INSTANT]
+    first_free = 1
+    for planting in sorted(plantings, key=lambda planting: planting.epoch):
+        epoch = max(planting.epoch, first_free)
+        if epoch > last:
+            entry = (planting.epoch, body.names[planting.slot], planting.blueprint)
+            turn = "" if epoch == planting.epoch else f", whose turn comes in epoch {epoch},"
+            raise EsperError(
+                f"schedule: {entry!r}{turn} is too late to become permanent; with epochs={epochs}, one seed "
+                f"can be planted after each of the first {last} epochs"
+            )
+        first_free = epoch + 1
+
+
+def kind_of(policy: PolicyProtocol | None) -> str:
+    """What a state says about the policy that it belongs to."""
+    if policy is None:
+        return "None"
+    return _KINDS.get(type(policy), type(policy).__name__)
+
+
+_KINDS: dict[type[Any], str] = {
+    Heuristic: "'heuristic'",
+    Periodic: "'periodic'",
+    Plateau: "'plateau'",
+    FixedSchedule: "a schedule",
+    UserPolicy: "a function",
+    RecurrentPolicy: "a learned policy",
+}
+
+
+def load_policy_state(policy: PolicyProtocol, state: Mapping[str, Any]) -> None:
+    try:
+        policy.load_state(state)
+    except (LookupError, TypeError, ValueError) as error:
+        raise EsperError(
+            f"grower state: the policy ({kind_of(policy)}) cannot go on from it ({type(error).__name__}: "
+            f"{error}); attach with the policy of the run"
+        ) from error
 
 
 def offered_blueprints(body: Body, names: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,21 +1,23 @@
 """A grown model as plain torch modules, without Esper.
 
 The copy's modules get their own classes back. What each seed adds becomes a traced graph of torch layers:
-appended to the module where an `nn.Sequential` runs it, and a forward hook of the module elsewhere, because
-only a hook keeps a signature that it does not know."""
+appended where the module is an `nn.Sequential`, or becomes one. Elsewhere it is a forward hook of the module,
+because only a hook keeps a signature and attributes that it does not know."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import operator
+from itertools import count
 
 import torch
 from torch import Tensor, fx, nn
 
-from esper.grower.body import Body
+from esper.grower.body import Body, attached_part
+from esper.grower.incubation import remove_hook
 from esper.grower.places import ESPER, Place
-from esper.grower.slot import ONE, Slot, unsplice
+from esper.grower.slot import ONE, Slot, remove_child, unsplice
 from esper.kasmina.export import as_graph
 from esper.kasmina.seed import GATE_BANK
 from esper.leyline import AlphaAlgorithm, EsperError
@@ -26,38 +28,63 @@ GROWN = "grown"
 
 def export_model(model: nn.Module, body: Body) -> nn.Module:
     """A copy in eval or train mode as the model is; seeds that are not blended in are left out."""
+    body.check_places(model)
     plain = copy.deepcopy(model)
-    own = plain._modules.pop(ESPER)
+    own = plain.get_submodule(ESPER)
     assert isinstance(own, Body)
-    for module in plain.modules():
-        unsplice(module)
-    unsplice(plain)
-    for slot in own:
+    modules = [plain.get_submodule(slot.name) for slot in own]
+    for slot, module in zip(own, modules, strict=True):
+        unsplice(module, slot)
+    remove_child(plain)
+    remove_hook(plain)
+    part = attached_part(plain)
+    if part is not None:
+        raise EsperError(f"export: {part!r} was attached later on its own; attach the whole model instead")
+    for slot, module in zip(own, modules, strict=True):
         slot.is_muted = False
         slot.refresh()
         if slot.is_applied:
-            _graft(plain, slot)
+            _graft(plain, module, slot)
     for parameter in plain.parameters():
         parameter.grad = None
     assert body.origin == own.origin
     return plain
 
 
-def _graft(plain: nn.Module, slot: Slot) -> None:
-    name = slot.place.name
-    parent_name, _, child = name.rpartition(".")
-    parent, module = plain.get_submodule(parent_name), plain.get_submodule(name)
+def _graft(plain: nn.Module, module: nn.Module, slot: Slot) -> None:
+    """Add the slot's seed to its module, wherever in the model that is registered."""
     residual = as_graph(_Residual(slot), "Grown")
     residual.train(module.training)
-    if slot.place.field is None and type(parent) is nn.Sequential:
-        setattr(parent, child, nn.Sequential(module, residual))
-    elif slot.place.field is None and type(module) is nn.Sequential:
-        module.add_module(GROWN, residual)
+    parents = [parent for parent in plain.modules() if any(m is module for m in parent._modules.values())]
+    runs_children = isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+    if type(module).forward is nn.Sequential.forward:
+        module.add_module(_free_name(module), _after(residual, slot.place))
+    elif runs_children or (_all_sequential(parents) and not module._forward_hooks):
+        _become_pair(module, _after(residual, slot.place))
     else:
-        if hasattr(module, GROWN):
-            raise EsperError(f"export: module {name!r} has an attribute {GROWN!r} already; rename it")
-        module.add_module(GROWN, _as_hook(residual, slot.place))
-        module.register_forward_hook(module.get_submodule(GROWN))
+        name = _free_name(module)
+        module.add_module(name, _after(residual, slot.place, as_hook=True))
+        module.register_forward_hook(module.get_submodule(name), prepend=True)
+
+
+def _all_sequential(parents: list[nn.Module]) -> bool:
+    """Whether these call a child with one argument, and want nothing else of it."""
+    return all(type(parent) is nn.Sequential for parent in parents)
+
+
+def _free_name(module: nn.Module) -> str:
+    """A module that was exported before may have grown already."""
+    names = (GROWN if number == 1 else f"{GROWN}{number}" for number in count(1))
+    return next(name for name in names if not hasattr(module, name))
+
+
+def _become_pair(module: nn.Module, residual: nn.Module) -> None:
+    """Turn the object into an `nn.Sequential` of what it was and the residual, so that whatever refers to it
+    runs both."""
+    first = object.__new__(type(module))
+    first.__dict__ = dict(vars(module))
+    module.__class__ = nn.Sequential
+    module.__dict__ = vars(nn.Sequential(first, residual).train(module.training))
 
 
 class _Residual(nn.Module):
@@ -81,13 +108,16 @@ class _Residual(nn.Module):
         return h + delta if self.alpha == 1.0 else h + self.alpha * delta
 
 
-def _as_hook(residual: fx.GraphModule, place: Place) -> fx.GraphModule:
-    """`residual` as a forward hook: (module, args, output) → output."""
-    graph = fx.Graph()
-    graph.placeholder("module")
-    graph.placeholder("args")
-    output = graph.placeholder("output")
+def _after(residual: fx.GraphModule, place: Place, *, as_hook: bool = False) -> fx.GraphModule:
+    """`residual` as a function of the module's whole output; as a hook: (module, args, output) → output."""
     field = place.field
+    if field is None and not as_hook:
+        return residual
+    graph = fx.Graph()
+    if as_hook:
+        graph.placeholder("module")
+        graph.placeholder("args")
+    output = graph.placeholder("output")
     if field is None:
         h = output
     elif place.container in ("tuple", "list", "mapping"):
@@ -114,4 +144,4 @@ def _as_hook(residual: fx.GraphModule, place: Place) -> fx.GraphModule:
     graph.output(result)
     root = nn.Module()
     root.add_module("residual", residual)
-    return fx.GraphModule(root, graph, class_name="GrownHook")
+    return fx.GraphModule(root, graph, class_name="GrownHook" if as_hook else "GrownOutput")

@@ -53,8 +53,10 @@ if TYPE_CHECKING:
     from esper.leyline.facts import HostFacts
 
 METRICS = ("accuracy", "loss")
-STATE_VERSION = 1
-"""Of `state_dict`."""
+STATE_VERSION = 2
+"""Of `state_dict`. Version 1 did not say which policy and metric it belongs to."""
+LARGEST_LOSS = 20.0
+"""exp(−loss) is below 2·10⁻⁹ from here on: no policy sees a difference."""
 SMALLEST = 1e-6
 """An accuracy below this counts as this when it is turned into a loss."""
 
@@ -119,6 +121,8 @@ class Grower:
         self._followers = followers.Followers(model, body)
         self._last_op, self._last_success = LifecycleOp.WAIT, True
         self._hidden = None if policy is None else policy.initial_hidden(1)
+        self._measured: list[list[Any]] | None = None
+        """What `_applied` returned when the last metric was measured."""
         self._by_hand: list[LifecycleRecord] = []
         if isinstance(policy, decide.UserPolicy):
             policy.grower = self
@@ -138,11 +142,19 @@ class Grower:
         """Parameter groups for an optimizer: the host's, and one per slot, empty until a seed is there.
         `options` are those of the groups (lr, weight_decay …). `host` are parameters or groups of your own,
         `slots` the slots that this optimizer trains; all by default."""
+        if isinstance(slots, str):
+            raise EsperError(
+                f"param_groups: slots is {slots!r}, must be a list of names, such as [{slots!r}]"
+            )
         return self._optimizers.param_groups(host, slots, options)
 
     def track(self, optimizer: Any) -> None:
         """Follow an optimizer that does not inherit from `torch.optim.Optimizer`. All others are found."""
         self._optimizers.track(optimizer)
+
+    def release(self, optimizer: Any) -> None:
+        """Forget an optimizer that another one replaces. Without it, two that train one slot are an error."""
+        self._optimizers.release(optimizer)
 
     def follow(self, average: nn.Module) -> None:
         """Let a copy of the model grow with it. An `AveragedModel` does so without being told."""
@@ -170,27 +182,31 @@ class Grower:
         now = distributed.from_first_rank(lambda: self._measure(metric, loss, loss_scale))
         distributed.check_equal(self.body)
         accuracy = self._as_accuracy(now.metric)
-        self.body.record_epoch(0, accuracy, contributions=now.contributions)
-        gradients = now.measured.gradient_stats()
-        if gradients is not None:
-            self.body.record_gradients(gradients)
-        signals = self._signals(accuracy, now)
-        incubates = self._incubator.was_asked
-        rules = replace(self._rules, epochs_needed=decide.epochs_needed(self.body, incubates=incubates))
-        indices, decided = self._decide(rules, signals, now.measured.sensors)
-        spec = parse_sampled_action(
-            0,
-            indices,
-            self.body.reports(),
-            rules,
-            epochs_left=rules.max_epochs - signals.time.epoch,
-            val_loss=0.0,
-            val_accuracy=accuracy,
-        )
-        if spec.op is LifecycleOp.GERMINATE:
-            spec = replace(spec, tempo_epochs=decide.planting_epochs(spec.tempo_epochs, incubates=incubates))
-        init_seed = self._newborn_seed()
-        applied = apply_action(self.body, spec, init_seed) if spec.veto is None else OpResult(False)
+        measured = self._applied()
+        with self._counted_if_decided():
+            self.body.record_epoch(0, accuracy, contributions=now.contributions)
+            gradients = now.measured.gradient_stats()
+            if gradients is not None:
+                self.body.record_gradients(gradients)
+            signals = self._signals(accuracy, now)
+            incubates = self._incubator.was_asked
+            rules = replace(self._rules, epochs_needed=decide.epochs_needed(self.body, incubates=incubates))
+            indices, decided = self._decide(rules, signals, now.measured.sensors)
+            spec = parse_sampled_action(
+                0,
+                indices,
+                self.body.reports(),
+                rules,
+                epochs_left=rules.max_epochs - signals.time.epoch,
+                val_loss=0.0,
+                val_accuracy=accuracy,
+            )
+            if spec.op is LifecycleOp.GERMINATE:
+                tempo = decide.planting_epochs(spec.tempo_epochs, incubates=incubates)
+                spec = replace(spec, tempo_epochs=tempo)
+            init_seed = self._newborn_seed()
+            applied = apply_action(self.body, spec, init_seed) if spec.veto is None else OpResult(False)
+        self._measured = measured
         records = [*self._by_hand, *applied.records, *self.body.step_epoch()]
         self._last_op, self._last_success = spec.op, applied.done
         self._by_hand = []
@@ -221,7 +237,35 @@ class Grower:
             self._recorder.step(self, result, signals, indices, decided, outcome, named)
         return result
 
+    @contextmanager
+    def _counted_if_decided(self) -> Iterator[None]:
+        """An epoch whose decision is refused has not been counted: `step` may be called again."""
+        seeds = [(seed, seed.metrics) for slot in self.body if (seed := slot.seeds[0]) is not None]
+        tracker = self._tracker.state_dict()
+        try:
+            with self._policy_kept_on_error():
+                yield
+        except BaseException:
+            for seed, metrics in seeds:
+                seed.metrics = metrics
+            self._tracker.load_state_dict(tracker)
+            raise
+
+    @contextmanager
+    def _policy_kept_on_error(self) -> Iterator[None]:
+        """An error inside leaves the policy's memory as it was."""
+        memory = None if self.policy is None else self.policy.state()
+        hidden = self._hidden
+        try:
+            yield
+        except BaseException:
+            if self.policy is not None and memory is not None:
+                self.policy.load_state(memory)
+            self._hidden = hidden
+            raise
+
     def _check_trained(self) -> None:
+        self.body.check_places(self.model)
         self._optimizers.check()
         trained = self._optimizers.steps or self._sensing.has_gradient
         if not trained and all(p.grad is None for p in self._optimizers.host_parameters()):
@@ -242,23 +286,41 @@ class Grower:
             full = self._evaluated() if metric is None or live else None
             metric = full if metric is None else metric
             for slot_id in live:
-                with self.body.muted([slot_id]):
-                    without = self._evaluated()
+                without = self._evaluated_without([slot_id])
                 assert full is not None
-                contributions[slot_id] = self._as_accuracy(full) - self._as_accuracy(without)
+                if self._is_observable(min(full, without)):
+                    contributions[slot_id] = self._as_accuracy(full) - self._as_accuracy(without)
         if metric is None:
             raise EsperError(
                 "step: metric is missing; pass your validation metric, or attach with evaluate=…"
             )
-        return _Epoch(
-            self._checked(metric), None if loss is None else _finite("loss", loss), contributions, measured
-        )
+        metric = self._checked(metric)
+        if not self._is_observable(min([metric, *(result.metric for result in self.history)])):
+            raise EsperError(
+                f"step: metric is {metric:g}; a loss is observed as exp(−loss), which is the same 0 for all "
+                f"losses above {LARGEST_LOSS:g}; divide it by a constant, such as the loss of the untrained "
+                "model or the variance of the targets"
+            )
+        return _Epoch(metric, None if loss is None else _finite("loss", loss), contributions, measured)
 
     def _evaluated(self) -> float:
         """The user's metric of the model as it is now; training does not notice."""
         assert self.evaluate is not None
         with undisturbed(self.model), torch.no_grad():
             return self._checked(self.evaluate())
+
+    def _evaluated_without(self, slot_ids: Sequence[str]) -> float:
+        """The same without these seeds. A model may not work without them: a loss that is no finite number
+        counts as infinite."""
+        assert self.evaluate is not None
+        with self.body.muted(slot_ids), undisturbed(self.model), torch.no_grad():
+            metric = _number("metric", self.evaluate())
+        if self.metric_name == "loss" and not math.isfinite(metric):
+            return math.inf
+        return self._checked(metric)
+
+    def _is_observable(self, metric: float) -> bool:
+        return self.metric_name == "accuracy" or metric <= LARGEST_LOSS
 
     def _checked(self, metric: Any) -> float:
         value = _finite("metric", metric)
@@ -354,6 +416,7 @@ class Grower:
         model from the next batch on. `tempo_epochs` above 0 lets it incubate first, which needs
         `grower.loss`; `algorithm` chooses how it is blended in."""
         slot_id = self.body.slot_id(slot)
+        self.body.check_places(self.model)
         if blueprint == "noop" or blueprint not in blueprint_names(self.body.slot(slot_id).topology):
             names = decide.growable_names(self.body)
             raise EsperError(f"blueprint {blueprint!r} cannot grow in slot {slot!r}; {allowed(names)}")
@@ -402,12 +465,14 @@ class Grower:
     def committed_accuracy(self) -> float | None:
         """Accuracy in points with permanent seeds only; None if that was not measured."""
         live = [s.slot_id for s in self.body if s.is_applied and s.seed(0).stage in LIVE_STAGES]
-        if not live:
-            return self.accuracies[-1] if self.history else None
-        if self.evaluate is None:
-            return None
-        with self.body.muted(live):
-            return self._as_accuracy(self._evaluated())
+        if not live and self.history and self._applied() == self._measured:
+            return self.accuracies[-1]
+        return None if self.evaluate is None else self._as_accuracy(self._evaluated_without(live))
+
+    def _applied(self) -> list[list[Any]]:
+        """The seeds that change the output now, each with its alpha."""
+        seeds = [slot.seed(0) for slot in self.body if slot.is_applied]
+        return [[seed.seed_id, seed.alpha.alpha] for seed in seeds]
 
     def count_fossils(self) -> int:
         return sum(report.stage is SeedStage.FOSSILIZED for report in self.body.reports().values())
@@ -442,7 +507,10 @@ class Grower:
             "version": STATE_VERSION,
             "structure": self.body.structure(),
             "tracker": self._tracker.state_dict(),
+            "policy_kind": decide.kind_of(self.policy),
             "policy": None if self.policy is None else self.policy.state(),
+            "metric": self.metric_name,
+            "measured": self._measured,
             "hidden": None if self._hidden is None else tuple(t.clone() for t in self._hidden),
             "sensing": self._sensing.state(),
             "last_op": int(self._last_op),
@@ -452,30 +520,54 @@ class Grower:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Rebuild the structure and go on. Call it before the `load_state_dict` of model and optimizer."""
-        missing = sorted(self.state_dict().keys() - state.keys())
-        if missing or state["version"] != STATE_VERSION:
-            raise EsperError(
-                f"this is no state of a grower of version {STATE_VERSION}: fields {missing} are missing"
-            )
-        self.body.restore(state["structure"], "grower state")
-        self._tracker.load_state_dict(state["tracker"])
-        if self.policy is not None:
-            if state["policy"] is None:
-                raise EsperError("grower state: it was saved without a policy, this grower has one")
-            self.policy.load_state(state["policy"])
-            self._hidden = state["hidden"]
+        """Rebuild the structure and go on. Call it before the `load_state_dict` of model and optimizer. A
+        state that does not fit this grower changes nothing."""
+        self._check_state(state)
+        history = [saving.as_result(StepResult, entry) for entry in state["history"]]
+        tracker = SignalTracker()
+        tracker.load_state_dict(state["tracker"])
+        with self._policy_kept_on_error():
+            if self.policy is not None:
+                decide.load_policy_state(self.policy, state["policy"])
+                self._hidden = state["hidden"]
+            self.body.restore(state["structure"], "grower state")
+        self._tracker, self.history, self._measured = tracker, history, state["measured"]
         self._sensing.load_state(state["sensing"])
         self._last_op, self._last_success = LifecycleOp(state["last_op"]), bool(state["last_success"])
-        self.history = [saving.as_result(StepResult, entry) for entry in state["history"]]
         if self._recorder is not None and state["recorder"] is not None:
             self._recorder.resume(state["recorder"], self.epoch)
         self._follow()
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if "version" not in state:
+            raise EsperError("this is no state of a grower: load what grower.state_dict() has returned")
+        if state["version"] != STATE_VERSION:
+            raise EsperError(
+                f"grower state: version is {state['version']!r}, this Esper reads version {STATE_VERSION} "
+                "(version 1 does not name its policy and metric); go on with the Esper that saved it"
+            )
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing:
+            raise EsperError(f"this is no state of a grower: fields {', '.join(missing)} are missing")
+        for name, saved, here in (
+            ("policy", state["policy_kind"], decide.kind_of(self.policy)),
+            ("metric", state["metric"], self.metric_name),
+        ):
+            if saved != here:
+                raise EsperError(
+                    f"grower state: {name} was {saved}, this grower has {here}; attach with the {name} of "
+                    "the run"
+                )
 
     def close(self) -> None:
         """End the record of the run, if there is one."""
         if self._recorder is not None:
             self._recorder.close(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Grower:
+        """The same grower: a copy of a module that holds it, such as an average of its weights, is not grown
+        by a second one."""
+        return self
 
 
 @contextmanager
@@ -485,11 +577,15 @@ def _growing() -> Iterator[None]:
         yield
 
 
-def _finite(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     try:
-        number = float(value)
+        return float(value)
     except (TypeError, ValueError):
         raise EsperError(f"step: {name} is {value!r}, must be a number") from None
+
+
+def _finite(name: str, value: Any) -> float:
+    number = _number(name, value)
     if not math.isfinite(number):
         raise EsperError(
             f"step: {name} is {number}; the training has diverged or the {name} was computed on nothing. "

@@ -55,8 +55,13 @@ class Incubator:
         return constants | {n: b.detach().clone() for n, b in self._model.named_buffers()}
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training and torch.is_grad_enabled() and not any(s.is_shadowed for s in self._body):
+        watches = self._hook is not None and module.training and torch.is_grad_enabled()
+        if watches and not any(s.is_shadowed for s in self._body):
             self._inputs = args, kwargs
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The hook goes into copies and pickles of the model; there it keeps nothing.
+        return {**self.__dict__, "_inputs": None, "_hook": None}
 
     def sync(self) -> None:
         """Watch the model's inputs only while a seed incubates."""
@@ -69,3 +74,11 @@ class Incubator:
 
     def next_epoch(self) -> None:
         self.was_asked = False
+
+
+def remove_hook(model: nn.Module) -> None:
+    """Remove the hook that a copy of a model has from its original."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), Incubator):
+            del model._forward_pre_hooks[key]
+            model._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -3,13 +3,20 @@
 Every slot has one parameter group from the start, empty until a seed germinates. Schedulers know it from
 their first step, so a newborn has the right learning rate. An optimizer is recognised by these groups when it
 steps (torch's hook for all optimizers), and each time the structure changes its groups are looked up anew:
-`load_state_dict` replaces them, so a reference to a group would go stale."""
+`load_state_dict` replaces them.
+
+A group says which slot it trains, by a key that is saved. Whose slot it is, its list of parameters says:
+`load_state_dict` keeps these lists, also in a resumed run that loads the groups of another process, and two
+models with slots of the same name may share one optimizer."""
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,19 +32,33 @@ SLOT_KEY = "esper_slot"
 Group = dict[str, Any]
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What one model's link knows of an optimizer."""
+
+    groups: list[int]
+    """Identities of its groups when it was looked at."""
+    has_slots: bool
+    """It has groups of this model's slots."""
+    trains: bool
+    """It has parameters of this model."""
+    version: int = -1
+    """Of the body that its groups follow."""
+
+
 class OptimizerLink:
     """The optimizers of one model."""
 
     def __init__(self, model: nn.Module, body: Body) -> None:
         self._model, self._body = model, body
         self._issued: list[Group] = []
-        self._mine: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Optimizers with groups of slots → version of the body that they follow."""
-        self._others: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._bare: list[str] = []
-        """Class names of optimizers that train this model and have no group of a slot."""
+        """Groups of slots that were given out, or recognised. One that `load_state_dict` has replaced shares
+        its list of parameters with the group that took its place."""
+        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        self._bare = ""
+        """Class name of an optimizer that trained this model in this epoch and has no group of a slot."""
         self.steps = 0
-        """Optimizer steps seen."""
+        """Steps seen of optimizers with groups of slots."""
         self._steps_before = 0
         """The same at the end of the last epoch."""
         _LINKS.add(self)
@@ -50,14 +71,18 @@ class OptimizerLink:
         """Groups for one optimizer: the host's, then one per slot."""
         names = self._body.names if slots is None else [self._name(slot) for slot in slots]
         groups = _host_groups(self.host_parameters() if host is None else host, options)
-        live = {slot.name: self._body.parameters_of(slot) for slot in self._body}
+        live = self._parameters()
         issued: list[Group] = [{"params": list(live[name]), SLOT_KEY: name, **options} for name in names]
-        self._issued = [g for g in self._issued if g[SLOT_KEY] not in names] + issued
+        self._issued += issued
         return groups + issued
 
     def host_parameters(self) -> list[nn.Parameter]:
         """The model's own parameters, tied ones once."""
         return [p for name, p in self._model.named_parameters() if not name.startswith(f"{ESPER}.")]
+
+    def _parameters(self) -> dict[str, list[nn.Parameter]]:
+        """Of the seed in each slot."""
+        return {slot.name: self._body.parameters_of(slot) for slot in self._body}
 
     def _name(self, slot: str) -> str:
         self._body.slot_id(slot)
@@ -65,96 +90,146 @@ class OptimizerLink:
 
     def learning_rate(self) -> float:
         """Of the group with most of the model's own parameters; NaN if no optimizer is known."""
-        groups = [g for o in self._mine for g in o.param_groups if SLOT_KEY not in g and g["params"]]
-        if not groups:
-            return math.nan
-        largest = max(groups, key=lambda group: sum(p.numel() for p in group["params"]))
-        return float(largest["lr"])
+        host = {id(p) for p in self.host_parameters()}
+        sizes = [
+            (sum(p.numel() for p in group["params"] if id(p) in host), group)
+            for optimizer in self._following()
+            for group in optimizer.param_groups
+        ]
+        size, largest = max(sizes, key=lambda entry: entry[0], default=(0, None))
+        return math.nan if largest is None or size == 0 else float(largest["lr"])
 
     @property
     def steps_of_epoch(self) -> int:
         """Steps of each optimizer since the last epoch ended; 0 if none were seen."""
-        return (self.steps - self._steps_before) // max(len(self._mine), 1)
+        return (self.steps - self._steps_before) // max(len(self._following()), 1)
 
     def next_epoch(self) -> None:
         self._steps_before = self.steps
+        self._bare = ""
 
     # -- finding optimizers ----------------------------------------------------------------------------------
 
     def notice(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
-        if optimizer in self._others:
-            return
-        if optimizer not in self._mine and not self._recognise(optimizer):
-            return
-        self.steps += 1
-        if self._mine[optimizer] != self._body.version:
-            self._sync(optimizer)
-
-    def _recognise(self, optimizer: Any) -> bool:
-        groups = optimizer.param_groups
-        of_slots = [group for group in groups if SLOT_KEY in group]
-        is_issued = any(group is issued for group in of_slots for issued in self._issued)
-        ours = {id(p) for p in self._model.parameters()}
-        trains = any(id(p) in ours for group in groups for p in group["params"])
-        if of_slots and (is_issued or trains):
-            self._check_duplicates(optimizer, of_slots)
-            self._mine[optimizer] = -1
-            return True
-        self._others.add(optimizer)
-        if trains:
+        seen = self._look_at(optimizer)
+        if seen.has_slots:
             self.steps += 1
-            self._bare.append(type(optimizer).__name__)
-        return False
+            if seen.version != self._body.version:
+                self._sync(optimizer, seen)
+        elif seen.trains:
+            self._bare = type(optimizer).__name__
+
+    def _look_at(self, optimizer: Any) -> _Seen:
+        """What is known of an optimizer, found out again if its groups are not those of the last time."""
+        groups = [id(group) for group in optimizer.param_groups]
+        seen = self._seen.get(optimizer)
+        if seen is None or seen.groups != groups:
+            own = self._groups_of(optimizer)
+            if own:
+                self._check_duplicates(optimizer, own)
+                self._issued += [group for group in own if not self.has_issued(group)]
+            seen = self._seen[optimizer] = _Seen(groups, bool(own), self.is_trained_by(optimizer))
+        return seen
+
+    def _following(self) -> list[Any]:
+        """The optimizers that train slots."""
+        return [optimizer for optimizer, seen in self._seen.items() if seen.has_slots]
+
+    def _groups_of(self, optimizer: Any) -> list[Group]:
+        """The groups of this model's slots."""
+        groups = getattr(optimizer, "param_groups", None)
+        if not isinstance(groups, list):
+            return []
+        return [group for group in groups if _owner(optimizer, group) is self]
+
+    def has_slot(self, name: object) -> bool:
+        return name in self._body.names
+
+    def has_issued(self, group: Group) -> bool:
+        return any(group["params"] is issued["params"] for issued in self._issued)
+
+    def owns(self, group: Group) -> bool:
+        """Whether a group was given out here or trains a seed of this model."""
+        seeds = {id(p) for p in self._body.parameters()}
+        return self.has_issued(group) or any(id(p) in seeds for p in group["params"])
+
+    def is_trained_by(self, optimizer: Any) -> bool:
+        ours = {id(p) for p in self._model.parameters()}
+        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
     def track(self, optimizer: Any) -> None:
         """Follow an optimizer that does not inherit torch's, so that its steps cannot be seen."""
-        groups = getattr(optimizer, "param_groups", None)
-        if not isinstance(groups, list) or not any(SLOT_KEY in group for group in groups):
+        if not self._groups_of(optimizer):
             raise EsperError(
                 f"track: {type(optimizer).__name__} has no group of a slot; {_ADVICE}, and follow the API of "
                 "torch.optim.Optimizer (param_groups, state)"
             )
-        self._mine[optimizer] = -1
-        self._sync(optimizer)
+        self._sync(optimizer, self._look_at(optimizer))
 
-    def _check_duplicates(self, optimizer: Any, of_slots: Sequence[Group]) -> None:
-        taken = {g[SLOT_KEY] for other in self._mine for g in other.param_groups if SLOT_KEY in g}
-        for group in of_slots:
-            if group[SLOT_KEY] in taken:
-                raise EsperError(
-                    f"slot {group[SLOT_KEY]!r} has a group in two optimizers, the second is "
-                    f"{type(optimizer).__name__}; give each its slots: grower.param_groups(slots=[…], …)"
-                )
+    def release(self, optimizer: Any) -> None:
+        """Forget an optimizer, until it steps again."""
+        if not self._groups_of(optimizer):
+            raise EsperError(
+                f"release: {type(optimizer).__name__} has no group of a slot of this model; name the "
+                "optimizer that has trained the slots until now"
+            )
+        self._seen.pop(optimizer, None)
+
+    def _check_duplicates(self, optimizer: Any, own: Sequence[Group]) -> None:
+        counts = Counter(group[SLOT_KEY] for group in own)
+        name, count = counts.most_common(1)[0]
+        if count > 1:
+            raise EsperError(
+                f"slot {name!r} has {count} groups in one {type(optimizer).__name__}; give it the groups of "
+                "grower.param_groups once"
+            )
+        if counts.keys() & self._taken(optimizer):
+            gc.collect()  # An optimizer that nothing refers to may wait for this.
+        twice = sorted(counts.keys() & self._taken(optimizer))
+        if twice:
+            raise EsperError(
+                f"slot {twice[0]!r} has a group in two optimizers, the second is {type(optimizer).__name__}; "
+                "give each its slots: grower.param_groups(slots=[…], …), or call grower.release(old) if the "
+                "second replaces an old one"
+            )
+
+    def _taken(self, optimizer: Any) -> set[str]:
+        """Slots that have a group in other optimizers."""
+        return {
+            group[SLOT_KEY]
+            for other in self._following()
+            if other is not optimizer
+            for group in self._groups_of(other)
+        }
 
     def check(self) -> None:
         """Raise unless every slot can be trained."""
-        grouped = {g[SLOT_KEY] for o in self._mine for g in o.param_groups if SLOT_KEY in g}
-        if self._bare and not self._mine:
+        if self._bare and not self._following() and self.steps == self._steps_before:
             raise EsperError(
-                f"the optimizer {self._bare[0]} trains this model but has no groups for the slots, so seeds "
+                f"the optimizer {self._bare} trains this model but has no groups for the slots, so seeds "
                 f"would never learn; {_ADVICE}"
             )
-        known = grouped | {group[SLOT_KEY] for group in self._issued}
+        known = {group[SLOT_KEY] for group in self._issued}
         missing = [name for name in self._body.names if name not in known]
-        if missing and (self._mine or self._issued):
+        if missing and known:
             raise EsperError(f"no optimizer has a group for slots {', '.join(missing)}; {_ADVICE}")
 
     # -- following growth ------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Bring the groups of all optimizers up to date: newborns in, pruned ones and their state out."""
-        live = {slot.name: self._body.parameters_of(slot) for slot in self._body}
+        live = self._parameters()
         for group in self._issued:
             group["params"][:] = live[group[SLOT_KEY]]
-        for optimizer in list(self._mine):
-            self._sync(optimizer)
+        for optimizer in self._following():
+            self._sync(optimizer, self._look_at(optimizer))
 
-    def _sync(self, optimizer: Any) -> None:
-        live = {slot.name: self._body.parameters_of(slot) for slot in self._body}
+    def _sync(self, optimizer: Any, seen: _Seen) -> None:
+        live = self._parameters()
         kept: set[int] = set()
         for group in optimizer.param_groups:
-            if group.get(SLOT_KEY) in live:
+            if group.get(SLOT_KEY) in live and self.has_issued(group):
                 parameters = live[group[SLOT_KEY]]
                 _check_fit(optimizer, group, parameters)
                 known = {id(p) for p in optimizer.state}
@@ -163,10 +238,13 @@ class OptimizerLink:
             kept |= {id(p) for p in group["params"]}
         for parameter in [p for p in optimizer.state if isinstance(p, Tensor) and id(p) not in kept]:
             del optimizer.state[parameter]
-        self._mine[optimizer] = self._body.version
+        seen.version = self._body.version
 
 
-_ADVICE = "build it with grower.param_groups(lr=…), or add grower.param_groups(host=[], lr=…) to your groups"
+_ADVICE = (
+    "build it with grower.param_groups(lr=…), or call optimizer.add_param_group with each group of "
+    "grower.param_groups(host=[], lr=…)"
+)
 _LINKS: weakref.WeakSet[OptimizerLink] = weakref.WeakSet()
 
 
@@ -176,6 +254,30 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG00
 
 
 register_optimizer_step_pre_hook(_before_step)
+
+
+def _owner(optimizer: Any, group: Group) -> OptimizerLink | None:
+    """Whose slot a group trains. An empty copy of a group that was given out does not tell; it goes to the
+    model that the optimizer trains."""
+    name = group.get(SLOT_KEY)
+    links = [link for link in tuple(_LINKS) if link.has_slot(name)]
+    for link in links:
+        if link.owns(group):
+            return link
+    if group["params"]:
+        return None
+    of_slot = [other for other in optimizer.param_groups if other.get(SLOT_KEY) == name]
+    waiting = [
+        link
+        for link in links
+        if link.is_trained_by(optimizer) and not any(link.owns(other) for other in of_slot)
+    ]
+    if len(waiting) > 1:
+        raise EsperError(
+            f"{type(optimizer).__name__} trains {len(waiting)} models that have a slot {name!r}, and its "
+            "groups are copies; give it the groups that grower.param_groups returns"
+        )
+    return waiting[0] if waiting else None
 
 
 def _host_groups(host: Iterable[Any], options: Mapping[str, Any]) -> list[Group]:

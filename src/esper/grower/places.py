@@ -102,21 +102,39 @@ class Place:
         return (math.prod(sizes[1:-1]),) if self.shape == "BTD" else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the seed of a place receives: the sizes of the positions (None: unknown), and the device and dtype
+    that its weights need."""
+
+    positions: tuple[int, ...] | None
+    device: torch.device
+    dtype: torch.dtype
+
+
 def find_places(
     model: nn.Module, slots: Sequence[str | SlotAt], example: Any
-) -> tuple[list[Place], list[tuple[int, ...]], Any]:
-    """The places of these slots in the order in which they run, the positions at each, and the example's
+) -> tuple[list[Place], list[Features], Any]:
+    """The places of these slots in the order in which they run, the features at each, and the example's
     output."""
     wanted = resolve_names(model, slots)
     calls: list[tuple[str, Any]] = []
+    in_autocast: set[str] = set()
 
     def note(name: str, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
         calls.append((name, output))
+        if any(map(torch.is_autocast_enabled, _device_types(model))):
+            in_autocast.add(name)
 
     hooks = [model.get_submodule(at.name).register_forward_hook(partial(note, at.name)) for at in wanted]
     try:
         with undisturbed(model), torch.no_grad():
             output = run_example(model.eval(), example)
+    except Exception as error:
+        raise EsperError(
+            f"example: the model cannot run on it: {type(error).__name__}: {error}. It must be an input of "
+            "the model: a tensor, a tuple of arguments, or a dict of keyword arguments"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -139,8 +157,24 @@ def find_places(
         images = ", ".join(p.name for p in places if p.is_image)
         others = ", ".join(p.name for p in places if not p.is_image)
         raise ShapeError(f"slots {images} carry images, {others} do not; choose slots of one kind")
-    sizes = [place.positions(place.take(out)) for place, (_, out) in zip(places, calls, strict=True)]
-    return places, sizes, output
+    features = []
+    for place, (_, out) in zip(places, calls, strict=True):
+        tensor = place.take(out)
+        # Autocast casts whatever a seed multiplies; the seed's weights are then as precise as the model's.
+        like = nearest_parameter(model, place.name) if place.name in in_autocast else tensor
+        features.append(Features(place.positions(tensor), tensor.device, like.dtype))
+    return places, features, output
+
+
+def nearest_parameter(model: nn.Module, name: str) -> Tensor:
+    """The last parameter of the module of this name; if it has none, the first of the model."""
+    own = [p for p in model.get_submodule(name).parameters() if p.is_floating_point()]
+    others = (p for p in model.parameters() if p.is_floating_point())
+    return own[-1] if own else next(others, torch.empty(0))
+
+
+def _device_types(model: nn.Module) -> set[str]:
+    return {p.device.type for p in model.parameters()}
 
 
 def resolve_names(model: nn.Module, slots: Sequence[str | SlotAt]) -> list[SlotAt]:

@@ -42,9 +42,11 @@ LEVEL = TelemetryLevel.NORMAL
 
 
 class Recorder:
-    """Writes the events of one run. A directory that holds a run is continued by `resume`, from the epoch at
-    which the state was taken. A run of which no epoch is recorded, because its process was killed before, is
-    begun anew."""
+    """Writes the events of one run. The last of a known number of epochs ends it, and so does `close`; if an
+    epoch comes later, the end is cut off and written again after it.
+
+    A directory that holds a run is continued by `resume`, from the epoch at which the state was taken. A run
+    of which no epoch is recorded, because its process was killed before, is begun anew."""
 
     def __init__(
         self,
@@ -63,17 +65,20 @@ class Recorder:
         self._config = {**self._start, "epochs": epochs, "classes": classes, "slots": body.names}
         self._hub, self._stack = TelemetryHub(level=LEVEL), ExitStack()
         self._began = time.perf_counter()
-        self._is_open = self._is_closed = False
+        self._is_open = self._has_ended = False
+        self._seq = self._epoch = 0
+        """Number of the event after the last recorded epoch, and that epoch."""
         if _holds_an_epoch(self._path):
             return
         begin = RunDirectory.restart if _was_begun(self._path) else RunDirectory.create
         self._open(begin(self._path, config=self._config))
         self._announce()
+        self._seq = self._hub.next_seq
 
     def _open(self, run: RunDirectory) -> None:
         self._stack.enter_context(self._hub.attached(*run.outputs()))
         self._hub.round_idx = 0
-        self._is_open = True
+        self._is_open, self._has_ended = True, False
 
     def _announce(self) -> None:
         emit_event(
@@ -96,13 +101,20 @@ class Recorder:
         self._hub.flush()
 
     def resume(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Go on after an epoch: what was recorded later is cut off."""
+        """Go on after an epoch: what was recorded later is cut off. The end of a run that had ended stays
+        until the next epoch comes."""
         if self._is_open:
             return  # a new directory: the rest of the run is recorded there
-        self._open(RunDirectory.resume(self._path, int(state["seq"]), (0, epoch)))
+        self._seq, self._epoch = int(state["seq"]), epoch
+        self._has_ended = bool(state["has_ended"])
+        if not self._has_ended:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._open(RunDirectory.resume(self._path, self._seq, (0, self._epoch)))
 
     def state(self) -> dict[str, Any]:
-        return {"seq": self._hub.next_seq}
+        return {"seq": self._seq, "has_ended": self._has_ended}
 
     def step(
         self,
@@ -115,6 +127,8 @@ class Recorder:
         records: Sequence[LifecycleRecord],
     ) -> None:
         """Record one epoch; the last of a known number ends the run."""
+        if self._has_ended:
+            self._go_on()
         if not self._is_open:
             raise EsperError(
                 f"record: {self._path} holds a run; continue it with grower.load_state_dict, or name a new "
@@ -143,14 +157,14 @@ class Recorder:
             loss=signals.val_loss,
         )
         self._hub.flush()
+        self._seq, self._epoch = self._hub.next_seq, result.epoch
         if self._epochs is not None and result.epoch >= self._epochs:
             self.close(grower)
 
     def close(self, grower: Grower) -> None:
         """End the run: its outcome, the summary of its one round, and the log."""
-        if self._is_closed or not self._is_open:
+        if not self._is_open:
             return
-        self._is_closed = True
         if grower.history:
             self._finish(grower)
         emit_event(
@@ -167,6 +181,7 @@ class Recorder:
         )
         self._hub.flush()
         self._stack.close()
+        self._is_open, self._has_ended = False, True
 
     def _finish(self, grower: Grower) -> None:
         changes = Counter(change.split(" ")[-1] for r in grower.history for change in r.changes)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from esper.grower.places import ESPER, Place
 from esper.grower.sensing import Sensing
@@ -58,6 +59,8 @@ class Slot(SeedSlot):
         """The seed incubates, and this pass is its own: it is applied in full although it is not blended."""
         self.is_applied = False
         self._bank, self._algorithm, self._is_full = "", AlphaAlgorithm.ADD, True
+        self._learns = True
+        """As new banks do; the weights follow when this changes, and what the user froze stays so."""
         # A tensor, so that a ramp does not change the compiled graph.
         self.register_buffer("alpha", torch.ones(()), persistent=False)
         self.alpha: Tensor
@@ -118,8 +121,11 @@ class Slot(SeedSlot):
         self._is_full = alpha == 1.0
         self.alpha.fill_(alpha)
         self.is_applied = not self.is_muted and (seed.is_blended or self.is_shadowed)
-        for parameter in self.banks.parameters():
-            parameter.requires_grad_(seed.is_learning)
+        if not seed.is_learning:
+            self.banks.requires_grad_(False)
+        elif not self._learns:
+            self.banks.requires_grad_(True)
+        self._learns = seed.is_learning
 
     @property
     def is_incubating(self) -> bool:
@@ -201,12 +207,32 @@ def splice(module: nn.Module, slot: Slot) -> None:
     vars(module)["_esper_slot"] = slot
 
 
-def unsplice(module: nn.Module) -> None:
-    """The inverse of `splice`."""
-    base = getattr(type(module), "_esper_base", None)
-    if base is not None:
-        module.__class__ = base
-        vars(module).pop("_esper_slot", None)
+def is_extended(module: nn.Module) -> bool:
+    """Whether the module's class is one of those that Esper makes."""
+    return hasattr(type(module), "_esper_base")
+
+
+def is_spliced(module: nn.Module, slot: Slot) -> bool:
+    """Whether the module's output passes through this slot."""
+    return is_extended(module) and vars(module).get("_esper_slot") is slot
+
+
+def unsplice(module: nn.Module, slot: Slot) -> None:
+    """The inverse of `splice`. A parametrization that was registered since then stays."""
+    if not is_spliced(module, slot):
+        return
+    cls: Any = type(module)
+    if "_esper_base" in vars(cls):
+        module.__class__ = cls._esper_base
+    elif is_parametrized(module) and "_esper_base" in vars(cls.__base__):
+        content = {name: v for name, v in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+        module.__class__ = type(cls.__name__, (cls._esper_base,), content)
+    else:
+        raise EsperError(
+            f"slot {slot.name!r}: its class became {cls.__name__} after the model was attached; undo that, "
+            "or do it before you attach"
+        )
+    del vars(module)["_esper_slot"]
 
 
 @cache
@@ -224,7 +250,8 @@ def _with_hidden_child(base: Any) -> Any:
     """An `nn.Sequential` that has the child `_esper` and does not run it."""
 
     def shown(self: nn.Sequential) -> dict[str, nn.Module]:
-        return {name: module for name, module in self._modules.items() if name != ESPER and module}
+        children = self._modules.items()
+        return {name: child for name, child in children if name != ESPER and child is not None}
 
     def __iter__(self: nn.Sequential) -> Any:
         return iter(shown(self).values())
@@ -244,7 +271,9 @@ def _with_hidden_child(base: Any) -> Any:
 def _subclass(base: type[Any], methods: dict[str, Any]) -> type[Any]:
     """A subclass that looks like its base, and can be copied and pickled."""
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:  # noqa: ARG001
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        if "_esper_base" not in vars(type(self)):  # a class that was put on top of this one
+            return base.__reduce_ex__(self, protocol)  # type: ignore[call-arg]
         return _rebuild, (base, tuple(sorted(methods))), self.__getstate__()
 
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -263,3 +292,11 @@ def hide_child(model: nn.Module) -> None:
     if isinstance(model, nn.Sequential):
         base: Any = type(model)
         model.__class__ = _with_hidden_child(base)
+
+
+def remove_child(model: nn.Module) -> None:
+    """Remove the child `_esper`, and the room that `hide_child` made for it."""
+    model._modules.pop(ESPER, None)
+    if "_esper_base" in vars(type(model)):
+        base: Any = type(model)
+        model.__class__ = base._esper_base
