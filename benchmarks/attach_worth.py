@@ -7,8 +7,9 @@ transformers on handwritten digits. Variants: every rung of the ladder (nothing;
 in each slot alone and in all, from the start), `periodic`, `plateau`, `heuristic`, and each policy given by
 `--policy`. `light all@6` is a rung that is planted after epoch 6. All have the same random seeds, which fix
 initial weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network
-takes fewer steps. Charged: training passes, and evaluations that measure contributions. Not charged: one
-validation per epoch, which all variants have, and sensors.
+takes fewer steps. Policies are told so, and that parameters cost nothing. Charged: training passes, and
+evaluations that measure contributions. Not charged: one validation per epoch, which all variants have, and
+sensors.
 
 It prints the test metric and differences to growing nothing, to the best rung and to the largest one, with
 95 % intervals. The best rung is chosen for each random seed by the mean of the others, so that luck is not
@@ -369,6 +370,9 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
         evaluate=evaluate if measures else None,
         blueprints=problem.blueprints,
         seed=seed,
+        size_price=0.0,
+        waste_price=0.0,
+        flops_budget=True,
     )
     budget = (1 + BACKWARD) * forward_flops(model, example) * problem.batch * setting.steps
 

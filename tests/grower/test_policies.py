@@ -335,6 +335,21 @@ def test_what_is_not_told_is_observed_as_unknown() -> None:
     assert seen[column["steps_left"]].item() == pytest.approx(math.log1p(9 * steps) / 8)
 
 
+def test_prices_and_the_kind_of_budget_are_observed_as_told() -> None:
+    column = first_columns(BASE)
+    names = ("size_price", "waste_price", "flops_budget")
+    shown = []
+    for options in ({}, {"size_price": 0.0, "waste_price": 0.02, "flops_budget": True}):
+        spy = Spy()
+        played(1, policy=spy, classes=10, **options)
+        shown.append([spy.seen.base[0, column[name]].item() for name in names])
+    over_chance = [math.log1p(1000 * price / 0.9) / 7 for price in (0.05, 0.01, 0.02)]
+    assert shown[0] == pytest.approx([*over_chance[:2], 0.0])
+    assert shown[1] == pytest.approx([0.0, over_chance[2], 1.0])
+    with pytest.raises(EsperError, match="objective: size_price is -1"):
+        attach(make(), size_price=-1)
+
+
 def test_a_users_model_is_quoted_what_it_would_cost() -> None:
     spy = Spy()
     grower = played(2, policy=spy, epochs=4, blueprints=["conv_light", "norm"])

@@ -87,8 +87,8 @@ def test_properties_do_not_follow_each_other() -> None:
     by_name = {
         field.name: torch.tensor([float(getattr(world, field.name)) for world in MANY])
         for field in fields(World)
-        if field.name
-        not in ("dataset", "slots", "crippled", "train_size")  # digits has fewer samples than the others
+        # digits has fewer samples than the others; the long budget follows the short one.
+        if field.name not in ("dataset", "slots", "crippled", "train_size", "long_steps")
     }
     related = torch.corrcoef(torch.stack(list(by_name.values()))).abs()
     assert float((related - torch.eye(len(by_name))).max()) < 0.1
@@ -145,10 +145,25 @@ def test_networks_of_mixed_worlds_share_a_host_and_draw_the_rest() -> None:
         assert LABEL_NOISES[0] < min(noise for noise in noises if noise) < max(noises) < LABEL_NOISES[1]
 
 
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_long_worlds_are_mixed_worlds_with_more_steps_and_more_data(number) -> None:
+    mixed, long = get_task_spec(f"worlds_mixed:{number}"), get_task_spec(f"worlds_long:{number}")
+    drawn = ("name", "conditions", "steps_per_epoch", "budget_steps")
+    assert replace(long, **{name: getattr(mixed, name) for name in drawn}) == mixed
+    sizes = ("train_sizes",)
+    ours, theirs = asdict(long.conditions), asdict(mixed.conditions)
+    assert {k: v for k, v in ours.items() if k not in sizes} == {
+        k: v for k, v in theirs.items() if k not in sizes
+    }
+    assert long.budget_steps > mixed.budget_steps
+    assert min(long.conditions.train_sizes) > min(mixed.conditions.train_sizes)
+
+
+@pytest.mark.parametrize("family", ["worlds_small", "worlds_long"])
 @pytest.mark.parametrize("number", range(4))
-def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number) -> None:
+def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number, family) -> None:
     """Counted by torch on a real forward and backward pass."""
-    task = get_task_spec(f"worlds_small:{number}")
+    task = get_task_spec(f"{family}:{number}")
     costs = []
     for seeds in ((), task.slots):
         model = task.build_model(1, [0])
@@ -158,7 +173,8 @@ def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number) -> Non
         with FlopCounterMode(display=False) as counter:
             model.losses(x, torch.zeros(1, 4, dtype=torch.int64)).total().backward()
         costs.append(counter.get_total_flops())
-    steps = draw_world(number).largest_steps
+    world = draw_world(number)
+    steps = world.largest_steps if family == "worlds_small" else world.long_steps
     assert task.budget_steps * costs[0] / costs[1] == pytest.approx(steps, rel=0.03, abs=3)
 
 

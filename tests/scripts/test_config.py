@@ -204,11 +204,11 @@ def test_a_flag_repairs_a_file_that_alone_would_be_refused(tmp_path: Path) -> No
 
 
 def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("COLUMNS", "1000")
     assert main(["presets"]) == 0
     assert list(shown(capsys.readouterr().out)) == list(PRESETS)
     assert main(["tasks"]) == 0
-    worlds = ("worlds_mixed:NUMBER", "worlds_small:NUMBER")
+    worlds = ("worlds_long:NUMBER", "worlds_mixed:NUMBER", "worlds_small:NUMBER")
     assert sorted(shown(capsys.readouterr().out)) == sorted([*task_names(), *worlds])
 
 

@@ -27,7 +27,10 @@ from esper.grower.places import (
 )
 from esper.grower.record import Recorder
 from esper.grower.slot import hide_child, remove_child, splice, unsplice
-from esper.leyline import EsperError, allowed, check_number, format_slot_id
+from esper.leyline import EsperError, ObjectiveConfig, allowed, check_number, format_slot_id
+
+PRICES = ObjectiveConfig()
+"""Unless the user names others."""
 
 
 def attach(
@@ -43,6 +46,9 @@ def attach(
     blueprints: Sequence[str] | None = None,
     record: str | Path | None = None,
     seed: int = 0,
+    size_price: float = PRICES.size_price,
+    waste_price: float = PRICES.waste_price,
+    flops_budget: bool = False,
 ) -> Grower:
     """Let a model grow while you train it. The model stays the same object with the same outputs and the same
     keys; what grows is under `_esper`.
@@ -63,6 +69,11 @@ def attach(
             those that mix tokens: they are causal.
         record: New directory in which the run is recorded, for `esper watch`, `report`, `sql` and `compare`.
         seed: Random seed of the newborn seeds' weights.
+        size_price: λ: how much accuracy, in [0, 1], you would give to save parameters. Growth is charged
+            λ · ln(1 + added/host parameters); 0: only accuracy counts.
+        waste_price: κ: the same for each seed that is planted and not kept.
+        flops_budget: Whether you train for a fixed number of FLOPs, or time, so that a larger network takes
+            fewer steps.
     """
     model = _unwrapped(model)
     if metric not in METRICS:
@@ -71,6 +82,7 @@ def attach(
         if value is not None:
             check_number("attach", name, value, low=1, integer=True)
     check_number("attach", "seed", seed, integer=True)
+    prices = ObjectiveConfig(size_price=size_price, waste_price=waste_price)
     if evaluate is not None and not callable(evaluate):
         raise EsperError(f"attach: evaluate is {evaluate!r}, must be a function that returns the metric")
     if blueprints is not None and (isinstance(blueprints, str) or not isinstance(blueprints, Collection)):
@@ -85,7 +97,7 @@ def attach(
         facts = None
         if decider is not None:
             facts = model_facts(model, body, example, classes=classes, val_samples=None)
-        rules = decide.make_rules(body, offered, epochs, seed)
+        rules = decide.make_rules(body, offered, epochs, seed, prices)
         recorder = None
         if record is not None and distributed.is_first_rank():
             recorder = Recorder(
@@ -97,6 +109,7 @@ def attach(
                 classes=classes,
                 blueprints=offered,
                 seed=seed,
+                prices=prices,
             )
         return Grower(
             model,
@@ -108,6 +121,7 @@ def attach(
             metric=metric,
             evaluate=evaluate,
             recorder=recorder,
+            flops_budget=flops_budget,
         )
     except BaseException:
         detach(model, body)
@@ -139,7 +153,8 @@ def load(model: nn.Module, path: str | Path) -> Grower:
         structure = {"slots": body.structure()["slots"]}
         structure |= {"seeds": content.seeds, "germinations": content.germinations}
         body.restore(structure, path)
-        rules = decide.make_rules(body, decide.offered_blueprints(body, None), None, 0)
+        offered = decide.offered_blueprints(body, None)
+        rules = decide.make_rules(body, offered, None, 0, PRICES)
         grower = Grower(model, body, policy=None, rules=rules, epochs=None, metric="accuracy", evaluate=None)
         saving.load_weights(model, tensors, path)
     except BaseException:

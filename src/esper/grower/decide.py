@@ -281,12 +281,14 @@ def planting_epochs(tempo_epochs: int, *, incubates: bool) -> int:
     return tempo_epochs or TEMPO_EPOCHS[TempoAction.FAST]
 
 
-def make_rules(body: Body, blueprints: Sequence[str], epochs: int | None, seed: int) -> ActionRules:
+def make_rules(
+    body: Body, blueprints: Sequence[str], epochs: int | None, seed: int, prices: ObjectiveConfig
+) -> ActionRules:
     return ActionRules(
         slot_config=body.slot_config,
         blueprints=frozenset(blueprint_index(name) for name in blueprints),
         blueprint_mask=blueprint_mask(blueprints),
-        objective=ObjectiveConfig(),
+        objective=prices,
         root_seed=seed,
         max_epochs=epochs or NO_HORIZON,
         epochs_needed=epochs_needed(body, incubates=False),
@@ -308,6 +310,7 @@ def observe(
     sensors: Mapping[str, Sequence[float]],
     *,
     facts: HostFacts,
+    flops_budget: bool,
     learning_rate: float,
     last_op: int,
     last_success: bool,
@@ -318,7 +321,7 @@ def observe(
         [signals],
         table,
         {name: np.array([values]) for name, values in sensors.items()},
-        setting=Setting(facts, rules.blueprint_mask, rules.epochs_needed),
+        setting=Setting(facts, rules.blueprint_mask, rules.epochs_needed, flops_budget),
         prices=[rules.objective],
         learning_rate=[learning_rate],
         last_op=[last_op],

@@ -107,6 +107,7 @@ class Grower:
         evaluate: Callable[[], float] | None,
         facts: HostFacts | None = None,
         recorder: Recorder | None = None,
+        flops_budget: bool = False,
     ) -> None:
         if metric not in METRICS:
             raise EsperError(f"metric is {metric!r}; {allowed(METRICS)}")
@@ -114,6 +115,7 @@ class Grower:
         self.metric_name, self.evaluate = metric, evaluate
         self.history: list[StepResult] = []
         self._rules, self._facts, self._recorder = rules, facts, recorder
+        self._flops_budget = flops_budget
         self._tracker = SignalTracker()
         self._sensing = Sensing(model, body.slot_config.slot_ids)
         self._optimizers = OptimizerLink(model, body)
@@ -378,6 +380,7 @@ class Grower:
             signals,
             sensors,
             facts=self._facts,
+            flops_budget=self._flops_budget,
             learning_rate=self._optimizers.learning_rate(),
             last_op=self._last_op,
             last_success=self._last_success,

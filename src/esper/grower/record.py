@@ -59,7 +59,9 @@ class Recorder:
         classes: int | None,
         blueprints: Sequence[str],
         seed: int,
+        prices: ObjectiveConfig,
     ) -> None:
+        self._prices = prices
         self._path, self._body, self._epochs, self._blueprints = Path(path), body, epochs, blueprints
         self._start = {"task": model, "policy": policy, "seed": seed}
         self._config = {**self._start, "epochs": epochs, "classes": classes, "slots": body.names}
@@ -192,7 +194,7 @@ class Recorder:
         value = None
         if committed is not None:
             value = objective(
-                ObjectiveConfig(),
+                self._prices,
                 committed_accuracy=committed / 100.0,
                 added_params=fossils,
                 host_params=self._body.host_params,

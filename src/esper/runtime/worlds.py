@@ -3,7 +3,8 @@ from its number alone. Whether to grow, how much and where differs from world to
 
 `worlds_small` is to judge in. `worlds_mixed` is to train in: 64 networks that share host, data, budget and
 prices are one population, and the other conditions are drawn for each network. There a network costs about
-half as much CPU time.
+half as much CPU time. `worlds_long` is the same with longer budgets and more data, where sizes that lose in
+a short run begin to win.
 
 Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
 judged on the rest.
@@ -45,6 +46,8 @@ such block, weak ones no other."""
 BUDGETS = (20, 100)
 """Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
 every slot."""
+LONG_BUDGETS, LONG_TRAIN_SIZES = (100, 3000), (800, 50_000)
+"""The same for long worlds."""
 EPOCHS = (16, 24)
 """Number of epochs, each followed by a decision. They cost equal FLOPs."""
 FREE_CHANCE, SIZE_PRICES, WASTE_PRICES = 0.2, (0.002, 0.05), (0.002, 0.05)
@@ -84,6 +87,8 @@ class World:
     """In row-major order, as tasks list them."""
     largest_steps: int
     """Its budget, in training steps of the largest network."""
+    long_steps: int
+    """The budget of the long world with this number."""
     epochs: int
     size_price: float
     waste_price: float
@@ -102,7 +107,7 @@ def draw_world(number: int) -> World:
     return World(
         number=number,
         dataset=dataset,
-        train_size=round(_log_uniform(_train_sizes(dataset), drawn["size"])),
+        train_size=round(_log_uniform(_train_sizes(dataset, TRAIN_SIZES), drawn["size"])),
         label_noise=_uniform(LABEL_NOISES, drawn["noise"]) if drawn["noisy"] < NOISE_CHANCE else 0.0,
         learning_rate=_log_uniform(RATES, drawn["rate"]),
         width=_choose(WIDTHS, drawn["width"]),
@@ -110,16 +115,21 @@ def draw_world(number: int) -> World:
         weakness=weakness,
         crippled=tuple(block for block in range(depth) if rng.random() < weakness),
         slots=tuple(format_slot_id(row, block) for row, block in slots),
-        largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
+        largest_steps=_budget(BUDGETS, drawn["budget"]),
+        long_steps=_budget(LONG_BUDGETS, drawn["budget"]),
         epochs=_choose(range(EPOCHS[0], EPOCHS[1] + 1), drawn["epochs"]),
         size_price=_price(SIZE_PRICES, drawn["size_free"], drawn["size_price"]),
         waste_price=_price(WASTE_PRICES, drawn["waste_free"], drawn["waste_price"]),
     )
 
 
-def _train_sizes(dataset: str) -> tuple[int, int]:
-    low, high = TRAIN_SIZES
+def _train_sizes(dataset: str, limits: tuple[int, int]) -> tuple[int, int]:
+    low, high = limits
     return low, min(high, _SAMPLES.get(dataset, high))
+
+
+def _budget(limits: tuple[int, int], share: float) -> int:
+    return round(_log_uniform(limits, share))
 
 
 def _choose(values: Sequence[Any], share: float) -> Any:
@@ -148,7 +158,7 @@ def small_world(number: int) -> TaskSpec:
         train_sizes=(world.train_size,),
         label_noises=(world.label_noise,),
     )
-    return _task(world, f"worlds_small:{number}", conditions, POPULATION)
+    return _task(world, f"worlds_small:{number}", conditions, POPULATION, world.largest_steps)
 
 
 @cache
@@ -156,18 +166,33 @@ def mixed_worlds(number: int) -> TaskSpec:
     """The task `worlds_mixed:number`: host, slots, data, budget, epochs and prices of `worlds_small:number`;
     every network draws its training set, label noise, learning rate and crippled blocks."""
     world = draw_world(number)
+    conditions = _drawn_by_network(world, TRAIN_SIZES)
+    return _task(world, f"worlds_mixed:{number}", conditions, MIXED_POPULATION, world.largest_steps)
+
+
+@cache
+def long_worlds(number: int) -> TaskSpec:
+    """The task `worlds_long:number`: `worlds_mixed:number` with a longer budget and more data."""
+    world = draw_world(number)
+    conditions = _drawn_by_network(world, LONG_TRAIN_SIZES)
+    return _task(world, f"worlds_long:{number}", conditions, MIXED_POPULATION, world.long_steps)
+
+
+def _drawn_by_network(world: World, train_sizes: tuple[int, int]) -> ConditionSpace:
     shares = [(i + 0.5) / CHOICES for i in range(CHOICES)]
     noises = [(share - NOISE_CHANCE) / (1 - NOISE_CHANCE) for share in shares]
-    conditions = ConditionSpace(
+    sizes = _train_sizes(world.dataset, train_sizes)
+    return ConditionSpace(
         cripple_probability=world.weakness,
-        train_sizes=tuple(round(_log_uniform(_train_sizes(world.dataset), share)) for share in shares),
+        train_sizes=tuple(round(_log_uniform(sizes, share)) for share in shares),
         label_noises=tuple(0.0 if noise < 0 else _uniform(LABEL_NOISES, noise) for noise in noises),
         learning_rates=tuple(_log_uniform(RATES, share) for share in shares),
     )
-    return _task(world, f"worlds_mixed:{number}", conditions, MIXED_POPULATION)
 
 
-def _task(world: World, name: str, conditions: ConditionSpace, population: int) -> TaskSpec:
+def _task(
+    world: World, name: str, conditions: ConditionSpace, population: int, largest_steps: int
+) -> TaskSpec:
     facts = dataset_facts(world.dataset)
     assert facts is not None, "datasets of worlds are built in"
     channels, height, size = facts.shape
@@ -204,7 +229,7 @@ def _task(world: World, name: str, conditions: ConditionSpace, population: int) 
         )
 
     # The budget is given in steps of the largest network, a task's in steps of its bare host.
-    steps = world.largest_steps * largest_ratio(task(1))
+    steps = largest_steps * largest_ratio(task(1))
     return task(max(1, round(steps / world.epochs)))
 
 
@@ -216,7 +241,7 @@ def largest_ratio(task: TaskSpec) -> float:
     return (host + sum(meter.bank(slot, DEAREST).training for slot in task.slots)) / host
 
 
-FAMILIES = {"worlds_small": small_world, "worlds_mixed": mixed_worlds}
+FAMILIES = {"worlds_small": small_world, "worlds_mixed": mixed_worlds, "worlds_long": long_worlds}
 """What draws the task with a number, by the name of the family."""
 
 

@@ -199,4 +199,5 @@ def task_setting(task: TaskSpec, model: MorphogeneticModel) -> Setting:
     """What policies see of a task; `model` is one of its networks."""
     answers = task.val_size * max(task.block, 1)
     facts = host_facts(model, classes=task.num_classes, val_samples=answers)
-    return Setting(facts, blueprint_mask(task.blueprints), epochs_needed(task))
+    offered = blueprint_mask(task.blueprints)
+    return Setting(facts, offered, epochs_needed(task), flops_budget=task.budget == "flops")
