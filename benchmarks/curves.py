@@ -45,7 +45,7 @@ class Line:
         return self.values.std(0, ddof=1) / len(self.values) ** 0.5
 
 
-def draw(title: str, lines: Mapping[str, Line]) -> str:
+def draw(title: str, lines: Mapping[str, Line], colours: Sequence[str] = COLOURS) -> str:
     """A mean line for each learner over env-steps, with a band of one standard error."""
     width, height, left, top, right, bottom = 860, 440, 60, 40, 250, 50
     most = max(line.steps[-1] for line in lines.values())
@@ -80,7 +80,7 @@ def draw(title: str, lines: Mapping[str, Line]) -> str:
         f'<text x="{(left + width - right) / 2:.0f}" y="{height - 12}" text-anchor="middle">env-steps</text>'
     )
     for row, (name, line) in enumerate(lines.items()):
-        colour = COLOURS[row % len(COLOURS)]
+        colour = colours[row % len(colours)]
         upper = points(line.steps, line.mean + line.error)
         lower = points(line.steps, line.mean - line.error)
         parts.append(

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.curves import Line, draw
+from benchmarks.curves import COLOURS, Line, draw
 from esper.gym import GrowthVectorEnv
 from esper.nissa import TelemetryHub
 from esper.proof.episodes import Maker, play
@@ -51,6 +51,8 @@ FINAL = 256
 STEPS, EVERY = 60_000, 7_500
 """Env-steps of a run, and between two evaluations."""
 SEEDS = (1, 2, 3)
+REFERENCE = "esper, defaults"
+"""The entry that all others are compared with."""
 CURVES = Path(__file__).parent / "rl_curves"
 """Curves of the runs so far, as JSON."""
 Act = Callable[[np.ndarray, np.ndarray, bool], np.ndarray]
@@ -337,18 +339,25 @@ def by_entry(curves: Iterable[Curve]) -> dict[str, list[Curve]]:
 
 
 def table(curves: Sequence[Curve]) -> str:
-    """The finished policies of each algorithm, as Markdown: mean of the random seeds, and each alone."""
-    columns = ("algorithm, settings", "env-steps", "J − never, mean", "each random seed", "CPU minutes a run")
+    """The finished policies of each algorithm, as Markdown: mean of the random seeds, each alone, and how far
+    the presets' learner is ahead in the same networks."""
+    columns = ("algorithm, settings", "env-steps", "J − never, mean", "each random seed")
+    columns += (f"{REFERENCE} − this", "CPU minutes a run")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for name, runs in by_entry(curves).items():
-        mean, spread = mean_spread(np.mean([run.final for run in runs], axis=0))
-        each = [mean_spread(np.array(run.final)) for run in runs]
-        lines.append(
-            f"| {name} | {runs[0].points[-1][0]:,} | {mean:.1f} ± {spread:.1f} | "
-            f"{'; '.join(f'{m:.1f} ± {s:.1f}' for m, s in each)} | "
-            f"{np.mean([run.seconds for run in runs]) / 60:.0f} |"
-        )
+    entries = by_entry(curves)
+    means = {name: np.mean([run.final for run in runs], axis=0) for name, runs in entries.items()}
+    for name, runs in entries.items():
+        each = "; ".join(shown(mean_spread(np.array(run.final))) for run in runs)
+        is_compared = name != REFERENCE and REFERENCE in means
+        ahead = shown(mean_spread(means[REFERENCE] - means[name])) if is_compared else ""
+        cells = [name, f"{runs[0].points[-1][0]:,}", shown(mean_spread(means[name])), each, ahead]
+        cells.append(f"{np.mean([run.seconds for run in runs]) / 60:.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def shown(figure: tuple[float, float]) -> str:
+    return f"{figure[0]:.1f} ± {figure[1]:.1f}"
 
 
 def drawing(curves: Sequence[Curve]) -> str:
@@ -357,7 +366,9 @@ def drawing(curves: Sequence[Curve]) -> str:
     for name, runs in by_entry(curves).items():
         values = np.array([[mean for _, mean, _ in run.points] for run in runs])
         lines[name] = Line([steps for steps, _, _ in runs[0].points], values)
-    return draw(f"{TASK}: J above never growing, points; 64 held-out networks, a line per learner", lines)
+    return draw(
+        f"{TASK}: J above never growing, points; 64 held-out networks, a line per learner", lines, COLOURS[3:]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
