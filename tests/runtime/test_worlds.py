@@ -20,6 +20,10 @@ from esper.runtime.worlds import (
     BATCH,
     BUDGETS,
     DATASETS,
+    DENSE_BLUEPRINTS,
+    DENSE_BUDGETS,
+    DENSE_FEATURES,
+    DENSE_LAYERS,
     DEPTHS,
     EPOCHS,
     FINAL_VAL_SIZE,
@@ -87,8 +91,8 @@ def test_properties_do_not_follow_each_other() -> None:
     by_name = {
         field.name: torch.tensor([float(getattr(world, field.name)) for world in MANY])
         for field in fields(World)
-        # digits has fewer samples than the others; the long budget follows the short one.
-        if field.name not in ("dataset", "slots", "crippled", "train_size", "long_steps")
+        # digits has fewer samples than the others.
+        if field.name not in ("dataset", "slots", "crippled", "train_size")
     }
     related = torch.corrcoef(torch.stack(list(by_name.values()))).abs()
     assert float((related - torch.eye(len(by_name))).max()) < 0.1
@@ -145,37 +149,53 @@ def test_networks_of_mixed_worlds_share_a_host_and_draw_the_rest() -> None:
         assert LABEL_NOISES[0] < min(noise for noise in noises if noise) < max(noises) < LABEL_NOISES[1]
 
 
-@pytest.mark.parametrize("number", [0, 1, 4])
-def test_long_worlds_are_mixed_worlds_with_more_steps_and_more_data(number) -> None:
-    mixed, long = get_task_spec(f"worlds_mixed:{number}"), get_task_spec(f"worlds_long:{number}")
-    drawn = ("name", "conditions", "steps_per_epoch", "budget_steps")
-    assert replace(long, **{name: getattr(mixed, name) for name in drawn}) == mixed
-    sizes = ("train_sizes",)
-    ours, theirs = asdict(long.conditions), asdict(mixed.conditions)
-    assert {k: v for k, v in ours.items() if k not in sizes} == {
-        k: v for k, v in theirs.items() if k not in sizes
-    }
-    assert long.budget_steps > mixed.budget_steps
-    assert min(long.conditions.train_sizes) > min(mixed.conditions.train_sizes)
+DENSE = [get_task_spec(f"worlds_dense:{number}") for number in range(300)]
 
 
-@pytest.mark.parametrize("family", ["worlds_small", "worlds_long"])
+def test_dense_worlds_draw_their_hosts_and_share_prices_with_the_others() -> None:
+    widths, layers = ([task.host[name] for task in DENSE] for name in ("features", "layers"))
+    assert DENSE_FEATURES[0] <= min(widths) <= max(widths) <= DENSE_FEATURES[1]
+    assert set(layers) == set(DENSE_LAYERS)
+    middle = math.sqrt(DENSE_FEATURES[0] * DENSE_FEATURES[1])
+    assert sum(width < middle for width in widths) / len(DENSE) == pytest.approx(0.5, abs=0.1)
+    for number, task in enumerate(DENSE):
+        small = get_task_spec(f"worlds_small:{number}")
+        shared = ("objective", "episode_length", "sense_every", "counterfactuals", "batch_size", "family")
+        assert all(getattr(task, name) == getattr(small, name) for name in shared)
+        assert len(task.slots) == 3
+        assert (task.dataset, task.blueprints) == ("digits_flat", DENSE_BLUEPRINTS)
+
+
+def test_networks_of_a_dense_world_draw_their_data_and_learning_rate() -> None:
+    conditions = [draw_condition(DENSE[3], root_seed=0, episode=0, env=env) for env in range(500)]
+    for name, (low, high) in {"train_size": (100, 835), "learning_rate": RATES}.items():
+        values = [getattr(condition, name) for condition in conditions]
+        assert low <= min(values) < math.sqrt(low * high) < max(values) <= high
+    assert not any(any(condition.crippled) for condition in conditions)
+
+
+@pytest.mark.parametrize(
+    ("family", "dearest", "steps"),
+    [("worlds_small", "residual", BUDGETS), ("worlds_dense", "mlp", DENSE_BUDGETS)],
+)
 @pytest.mark.parametrize("number", range(4))
-def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number, family) -> None:
+def test_a_budget_pays_for_the_drawn_steps_of_the_largest_network(number, family, dearest, steps) -> None:
     """Counted by torch on a real forward and backward pass."""
     task = get_task_spec(f"{family}:{number}")
     costs = []
     for seeds in ((), task.slots):
         model = task.build_model(1, [0])
         for slot in seeds:
-            model.plant_fossil(slot, "residual")
+            model.plant_fossil(slot, dearest)
         x = torch.randn(4, *model.host.example_input(1).shape[1:])
+        x = x if x.dim() == 4 else x.unsqueeze(0)  # of one network
         with FlopCounterMode(display=False) as counter:
             model.losses(x, torch.zeros(1, 4, dtype=torch.int64)).total().backward()
         costs.append(counter.get_total_flops())
-    world = draw_world(number)
-    steps = world.largest_steps if family == "worlds_small" else world.long_steps
-    assert task.budget_steps * costs[0] / costs[1] == pytest.approx(steps, rel=0.03, abs=3)
+    paid = task.budget_steps * costs[0] / costs[1]
+    if family == "worlds_small":
+        assert paid == pytest.approx(draw_world(number).largest_steps, rel=0.03, abs=3)
+    assert steps[0] - 3 <= paid <= steps[1] * 1.03
 
 
 def test_embedded_data_have_as_many_samples_as_worlds_may_draw() -> None:

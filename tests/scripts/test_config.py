@@ -208,7 +208,7 @@ def test_lists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert main(["presets"]) == 0
     assert list(shown(capsys.readouterr().out)) == list(PRESETS)
     assert main(["tasks"]) == 0
-    worlds = ("worlds_long:NUMBER", "worlds_mixed:NUMBER", "worlds_small:NUMBER")
+    worlds = ("worlds_dense:NUMBER", "worlds_mixed:NUMBER", "worlds_small:NUMBER")
     assert sorted(shown(capsys.readouterr().out)) == sorted([*task_names(), *worlds])
 
 

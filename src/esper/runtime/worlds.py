@@ -3,8 +3,7 @@ from its number alone. Whether to grow, how much and where differs from world to
 
 `worlds_small` is to judge in. `worlds_mixed` is to train in: 64 networks that share host, data, budget and
 prices are one population, and the other conditions are drawn for each network. There a network costs about
-half as much CPU time. `worlds_long` is the same with longer budgets and more data, where sizes that lose in
-a short run begin to win.
+half as much CPU time. `worlds_dense` is to train in, too: vectors instead of images.
 
 Numbers are divided once and for all: policies are trained on the first, chosen and tuned on the second, and
 judged on the rest.
@@ -46,14 +45,14 @@ such block, weak ones no other."""
 BUDGETS = (20, 100)
 """Training steps that the largest network can pay for, log-uniform: the one with the dearest blueprint in
 every slot."""
-LONG_BUDGETS, LONG_TRAIN_SIZES = (100, 3000), (800, 50_000)
-"""The same for long worlds."""
+DENSE_DATASET, DENSE_BLUEPRINTS = "digits_flat", ("mlp_small", "lora", "norm", "mlp")
+DENSE_FEATURES, DENSE_LAYERS, DENSE_BUDGETS = (4, 32), (3, 4), (20, 1000)
+"""Dense worlds: features and budget log-uniform."""
 EPOCHS = (16, 24)
 """Number of epochs, each followed by a decision. They cost equal FLOPs."""
 FREE_CHANCE, SIZE_PRICES, WASTE_PRICES = 0.2, (0.002, 0.05), (0.002, 0.05)
 """λ and κ: each is 0 with this probability, else log-uniform."""
 BLUEPRINTS = ("conv_light", "conv_small", "norm", "residual")
-DEAREST = "residual"
 SLOTS = 3
 """Of all places after a block or its pooling, so many are drawn."""
 POPULATION, BATCH, VAL_SIZE, FINAL_VAL_SIZE = 8, 32, 128, 512
@@ -64,7 +63,7 @@ SENSE_EVERY = 8
 network's budget."""
 POOLS = 3
 """Images of 8 pixels can be halved so often."""
-_SAMPLES = {"digits": 835, "mnist1d": 3488}
+_SAMPLES = {"digits": 835, "digits_flat": 835, "mnist1d": 3488}
 """Training samples beside those for validation, where these are few."""
 
 
@@ -87,8 +86,6 @@ class World:
     """In row-major order, as tasks list them."""
     largest_steps: int
     """Its budget, in training steps of the largest network."""
-    long_steps: int
-    """The budget of the long world with this number."""
     epochs: int
     size_price: float
     waste_price: float
@@ -107,7 +104,7 @@ def draw_world(number: int) -> World:
     return World(
         number=number,
         dataset=dataset,
-        train_size=round(_log_uniform(_train_sizes(dataset, TRAIN_SIZES), drawn["size"])),
+        train_size=round(_log_uniform(_train_sizes(dataset), drawn["size"])),
         label_noise=_uniform(LABEL_NOISES, drawn["noise"]) if drawn["noisy"] < NOISE_CHANCE else 0.0,
         learning_rate=_log_uniform(RATES, drawn["rate"]),
         width=_choose(WIDTHS, drawn["width"]),
@@ -115,21 +112,16 @@ def draw_world(number: int) -> World:
         weakness=weakness,
         crippled=tuple(block for block in range(depth) if rng.random() < weakness),
         slots=tuple(format_slot_id(row, block) for row, block in slots),
-        largest_steps=_budget(BUDGETS, drawn["budget"]),
-        long_steps=_budget(LONG_BUDGETS, drawn["budget"]),
+        largest_steps=round(_log_uniform(BUDGETS, drawn["budget"])),
         epochs=_choose(range(EPOCHS[0], EPOCHS[1] + 1), drawn["epochs"]),
         size_price=_price(SIZE_PRICES, drawn["size_free"], drawn["size_price"]),
         waste_price=_price(WASTE_PRICES, drawn["waste_free"], drawn["waste_price"]),
     )
 
 
-def _train_sizes(dataset: str, limits: tuple[int, int]) -> tuple[int, int]:
-    low, high = limits
+def _train_sizes(dataset: str) -> tuple[int, int]:
+    low, high = TRAIN_SIZES
     return low, min(high, _SAMPLES.get(dataset, high))
-
-
-def _budget(limits: tuple[int, int], share: float) -> int:
-    return round(_log_uniform(limits, share))
 
 
 def _choose(values: Sequence[Any], share: float) -> Any:
@@ -166,22 +158,36 @@ def mixed_worlds(number: int) -> TaskSpec:
     """The task `worlds_mixed:number`: host, slots, data, budget, epochs and prices of `worlds_small:number`;
     every network draws its training set, label noise, learning rate and crippled blocks."""
     world = draw_world(number)
-    conditions = _drawn_by_network(world, TRAIN_SIZES)
+    conditions = _drawn_by_network(world)
     return _task(world, f"worlds_mixed:{number}", conditions, MIXED_POPULATION, world.largest_steps)
 
 
 @cache
-def long_worlds(number: int) -> TaskSpec:
-    """The task `worlds_long:number`: `worlds_mixed:number` with a longer budget and more data."""
-    world = draw_world(number)
-    conditions = _drawn_by_network(world, LONG_TRAIN_SIZES)
-    return _task(world, f"worlds_long:{number}", conditions, MIXED_POPULATION, world.long_steps)
+def dense_worlds(number: int) -> TaskSpec:
+    """The task `worlds_dense:number`: handwritten digits as vectors, a host of linear layers, and blueprints
+    for vectors. Epochs and prices are those of `worlds_small:number`."""
+    world = replace(draw_world(number), dataset=DENSE_DATASET, weakness=0.0)
+    rng = np.random.default_rng(stream_seed(0, "world", number, 1))
+    features, depth, budget = rng.random(3).tolist()
+    layers = _choose(DENSE_LAYERS, depth)
+    slots = sorted(rng.permutation(layers)[:SLOTS].tolist())
+    width = round(_log_uniform(DENSE_FEATURES, features))
+    return _task(
+        world,
+        f"worlds_dense:{number}",
+        _drawn_by_network(world),
+        MIXED_POPULATION,
+        round(_log_uniform(DENSE_BUDGETS, budget)),
+        host={"kind": "mlp", "inputs": 64, "features": width, "layers": layers},
+        slots=tuple(format_slot_id(0, layer) for layer in slots),
+        blueprints=DENSE_BLUEPRINTS,
+    )
 
 
-def _drawn_by_network(world: World, train_sizes: tuple[int, int]) -> ConditionSpace:
+def _drawn_by_network(world: World) -> ConditionSpace:
     shares = [(i + 0.5) / CHOICES for i in range(CHOICES)]
     noises = [(share - NOISE_CHANCE) / (1 - NOISE_CHANCE) for share in shares]
-    sizes = _train_sizes(world.dataset, train_sizes)
+    sizes = _train_sizes(world.dataset)
     return ConditionSpace(
         cripple_probability=world.weakness,
         train_sizes=tuple(round(_log_uniform(sizes, share)) for share in shares),
@@ -191,8 +197,43 @@ def _drawn_by_network(world: World, train_sizes: tuple[int, int]) -> ConditionSp
 
 
 def _task(
-    world: World, name: str, conditions: ConditionSpace, population: int, largest_steps: int
+    world: World,
+    name: str,
+    conditions: ConditionSpace,
+    population: int,
+    largest_steps: int,
+    **changes: Any,
 ) -> TaskSpec:
+    """A task with the budget of a world. Without `changes` its host is that of images."""
+    common = replace(
+        TASKS["digits_baseline"],
+        name=name,
+        family="worlds_small",
+        dataset=world.dataset,
+        batch_size=BATCH,
+        val_size=VAL_SIZE,
+        final_val_size=FINAL_VAL_SIZE,
+        episode_length=world.epochs,
+        population=population,
+        optimizer=OptimizerConfig(
+            kind="adamw", host_lr=world.learning_rate, seed_lr=world.learning_rate, host_decay=1e-4
+        ),
+        objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
+        conditions=conditions,
+        counterfactuals="open",
+        sense_every=SENSE_EVERY,
+        budget="flops",
+        budget_steps=world.epochs,
+        even_epochs=True,
+        steps_per_epoch=1,
+        **(changes or _image_host(world)),
+    )
+    # The budget is given in steps of the largest network, a task's in steps of its bare host.
+    steps = max(1, round(largest_steps * largest_ratio(common) / world.epochs))
+    return replace(common, steps_per_epoch=steps, budget_steps=steps * world.epochs)
+
+
+def _image_host(world: World) -> dict[str, Any]:
     facts = dataset_facts(world.dataset)
     assert facts is not None, "datasets of worlds are built in"
     channels, height, size = facts.shape
@@ -200,48 +241,18 @@ def _task(
     host |= {"channels": channels, "size": size, "pools": min(world.depth, POOLS)}
     if height == 1:
         host["height"] = 1
-
-    def task(steps_per_epoch: int) -> TaskSpec:
-        return replace(
-            TASKS["digits_baseline"],
-            name=name,
-            family="worlds_small",
-            host=host,
-            slots=world.slots,
-            dataset=world.dataset,
-            batch_size=BATCH,
-            steps_per_epoch=steps_per_epoch,
-            val_size=VAL_SIZE,
-            final_val_size=FINAL_VAL_SIZE,
-            episode_length=world.epochs,
-            population=population,
-            optimizer=OptimizerConfig(
-                kind="adamw", host_lr=world.learning_rate, seed_lr=world.learning_rate, host_decay=1e-4
-            ),
-            objective=ObjectiveConfig(size_price=world.size_price, waste_price=world.waste_price),
-            blueprints=BLUEPRINTS,
-            conditions=conditions,
-            budget="flops",
-            budget_steps=steps_per_epoch * world.epochs,
-            even_epochs=True,
-            counterfactuals="open",
-            sense_every=SENSE_EVERY,
-        )
-
-    # The budget is given in steps of the largest network, a task's in steps of its bare host.
-    steps = largest_steps * largest_ratio(task(1))
-    return task(max(1, round(steps / world.epochs)))
+    return {"host": host, "slots": world.slots, "blueprints": BLUEPRINTS}
 
 
 def largest_ratio(task: TaskSpec) -> float:
     """FLOPs of a training step of the largest network, in those of the bare host."""
-    model = task.build_model(1, [0])
-    meter = FlopMeter(model)
+    meter = FlopMeter(task.build_model(1, [0]))
     host = meter.per_sample({})
-    return (host + sum(meter.bank(slot, DEAREST).training for slot in task.slots)) / host
+    seeds = (max(meter.bank(slot, name).training for name in task.blueprints) for slot in task.slots)
+    return (host + sum(seeds)) / host
 
 
-FAMILIES = {"worlds_small": small_world, "worlds_mixed": mixed_worlds, "worlds_long": long_worlds}
+FAMILIES = {"worlds_small": small_world, "worlds_mixed": mixed_worlds, "worlds_dense": dense_worlds}
 """What draws the task with a number, by the name of the family."""
 
 

@@ -103,10 +103,10 @@ PRESETS: Mapping[str, Preset] = {
         },
     ),
     "general": Preset(
-        "one policy for networks and data that it has never seen, from 84 kinds of hosts; two CPU hours",
+        "one policy for networks and data that it has never seen, from 120 kinds of hosts; takes a CPU hour",
         {
             **_ALONE,
-            "task": ("worlds_mixed:0-63", "worlds_long:64-83"),
+            "task": ("worlds_mixed:0-95", "worlds_dense:96-119"),
             "blind": _UNTOLD,
             "rounds": 2,
             "values_rounds": 2,
