@@ -5,15 +5,17 @@ static network of its ladder, at equal training FLOPs.
 without residuals for six times as long, `text` a small GPT on characters, `vit` the vision transformer of
 transformers on handwritten digits. Variants: every rung of the ladder (nothing; a light or a heavy blueprint
 in each slot alone and in all, from the start), `periodic`, `plateau`, `heuristic`, and each policy given by
-`--policy`. `light all@6` is a rung that is planted after epoch 6. All have the same random seeds, which fix
+`--policy`. `light all@6` is a rung that is planted after epoch 6; `final of P` has the seeds from the start
+that the policy P kept in the run with this random seed. All have the same random seeds, which fix
 initial weights and batches. An epoch is an equal part of the budget, not of the data, so a larger network
 takes fewer steps. Policies are told so, and that parameters cost nothing. Charged: training passes, and
 evaluations that measure contributions. Not charged: one validation per epoch, which all variants have, and
 sensors.
 
-It prints the test metric and differences to growing nothing, to the best rung and to the largest one, with
-95 % intervals. The best rung is chosen for each random seed by the mean of the others, so that luck is not
-rewarded. With `--out` every run is written when it ends, and a run that the file has is not repeated."""
+It prints the test metric and differences to growing nothing, to the best rung, to the largest one and to the
+policy's own final network, with 95 % intervals. The best rung is chosen for each random seed by the mean of
+the others, so that luck is not rewarded. With `--out` every run is written when it ends, and a run that the
+file has is not repeated."""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ import math
 import pydoc_data.topics
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +45,7 @@ from esper.runtime.data import load_dataset
 from esper.scripts.process import use_one_core
 
 RULES = ("periodic", "plateau", "heuristic")
-NOTHING = "nothing"
+NOTHING, FINAL = "nothing", "final of "
 BACKWARD = 2.0
 """A backward pass counts as this many forward passes."""
 
@@ -327,6 +329,8 @@ class Result:
     grown: tuple[str, ...]
     """`epoch slot blueprint` of every seed that was planted."""
     pruned: int
+    kept: tuple[tuple[str, str], ...]
+    """(slot, blueprint) of every seed that was there at the end."""
     seconds: float
 
 
@@ -361,26 +365,34 @@ def judged(judge: Callable[[nn.Module], float], model: nn.Module) -> float:
     return score
 
 
-def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
-    """Train one network for the FLOPs that the ungrown one takes."""
+def run(
+    variant: str,
+    seed: int,
+    problem: Problem,
+    setting: Setting,
+    static: Sequence[tuple[str, str]] | None = None,
+) -> Result:
+    """Train one network for the FLOPs that the ungrown one takes. `static`: the seeds that it has from the
+    start, in place of those that its name says."""
     began = time.perf_counter()
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model, example, rungs, charged = problem.model(), problem.example(), ladder(problem), 0.0
+    model, example, charged = problem.model(), problem.example(), 0.0
     rung, _, late = variant.partition("@")
     planted_after = int(late or 0)
+    by_hand = ladder(problem).get(rung) if static is None else static
 
     def evaluate() -> float:
         nonlocal charged
         charged += problem.val * forward_flops(model, example)
         return judged(problem.accuracy, model)
 
-    measures = rung not in rungs and variant not in ("periodic", "plateau")
+    measures = by_hand is None and variant not in ("periodic", "plateau")
     grower = esper.attach(
         model,
         problem.slots,
         example,
-        policy=None if rung in rungs else variant,
+        policy=variant if by_hand is None else None,
         epochs=setting.epochs,
         classes=problem.classes,
         evaluate=evaluate if measures else None,
@@ -394,7 +406,7 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
 
     def plant() -> None:
         if grower.epoch == planted_after:
-            for slot, blueprint in rungs.get(rung, ()):
+            for slot, blueprint in by_hand or ():
                 grower.germinate(slot, blueprint)
 
     plant()
@@ -417,6 +429,7 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
         spent += charged
         plant()
     planted = [s for s in grower.history if s.op == "GERMINATE" and s.executed]
+    pruned = [s for s in grower.history if s.op == "PRUNE" and s.executed]
     return Result(
         variant,
         seed,
@@ -425,9 +438,20 @@ def run(variant: str, seed: int, problem: Problem, setting: Setting) -> Result:
         taken,
         spent / budget,
         tuple(f"{s.epoch} {s.slot} {s.blueprint}" for s in planted),
-        sum(s.op == "PRUNE" and s.executed for s in grower.history),
+        len(pruned),
+        tuple(by_hand or _kept(grower.history)),
         time.perf_counter() - began,
     )
+
+
+def _kept(history: Sequence[Any]) -> list[tuple[str, str]]:
+    there: dict[str, str] = {}
+    for step in history:
+        if step.executed and step.op == "GERMINATE":
+            there[step.slot] = step.blueprint
+        elif step.executed and step.op == "PRUNE":
+            del there[step.slot]
+    return sorted(there.items())
 
 
 def best_rung(results: Sequence[Result], rungs: Sequence[str], sign: int) -> dict[int, float]:
@@ -455,7 +479,8 @@ def table(results: Sequence[Result], problem: Problem) -> list[str]:
         "best rung": best_rung(results, rungs, 1 if problem.metric == "accuracy" else -1),
         "largest": {r.seed: r.score for r in results if r.variant == rungs[-1]},
     }
-    heads = (f"test {problem.metric}", *(f"− {name}" for name in rivals))
+    finals = {(r.variant, r.seed): r.score for r in results if r.variant.startswith(FINAL)}
+    heads = (f"test {problem.metric}", *(f"− {name}" for name in (*rivals, "its final network")))
     columns = ("variant", *heads, "parameters", "steps", "FLOPs", "planted", "pruned", "random seeds")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for variant in dict.fromkeys([*rungs, *(r.variant for r in results)]):
@@ -463,7 +488,8 @@ def table(results: Sequence[Result], problem: Problem) -> list[str]:
         if not mine:
             continue
         cells = [f"`{variant}`", f"{statistics.fmean(r.score for r in mine):.{digits}f}"]
-        for theirs in rivals.values():
+        own = {seed: score for (name, seed), score in finals.items() if name == f"{FINAL}{variant}"}
+        for theirs in (*rivals.values(), own):
             values = [r.score - theirs[r.seed] for r in mine if r.seed in theirs]
             mean, half = interval(values) if len(values) > 1 else (math.nan, math.nan)
             low, high = mean - half, mean + half
@@ -477,6 +503,11 @@ def table(results: Sequence[Result], problem: Problem) -> list[str]:
         cells += [f"{statistics.fmean(r.pruned for r in mine):.1f}", str(len(mine))]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _as_result(values: Mapping[str, Any]) -> Result:
+    kept = tuple((slot, blueprint) for slot, blueprint in values["kept"])
+    return Result(**{**values, "grown": tuple(values["grown"]), "kept": kept})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -513,15 +544,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = json.loads(given.out.read_text())
         if kept["setting"] != asdict(setting):
             raise SystemExit(f"{given.out} has runs with {kept['setting']}, not {asdict(setting)}")
-        results = [Result(**result | {"grown": tuple(result["grown"])}) for result in kept["results"]]
-    done = {(result.variant, result.seed) for result in results}
+        results = [_as_result(result) for result in kept["results"]]
+    done = {(result.variant, result.seed): result for result in results}
+    finals = {f"{FINAL}{policy}": policy for policy in given.policy}
     for seed in range(given.first_seed, given.first_seed + given.seeds):
-        for variant in (*variants, *given.policy):
+        for variant in (*variants, *given.policy, *finals):
             if (variant, seed) in done:
                 continue
-            results.append(run(variant, seed, problem, setting))
+            static = done[finals[variant], seed].kept if variant in finals else None
+            results.append(run(variant, seed, problem, setting, static))
+            done[variant, seed] = results[-1]
             print(results[-1], flush=True)
             if given.out is not None:
+                given.out.parent.mkdir(parents=True, exist_ok=True)
                 runs = {"setting": asdict(setting), "results": [asdict(result) for result in results]}
                 write_atomic(given.out, json.dumps(runs).encode())
     print("\n".join(table(results, problem)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.attach_worth import PROBLEMS, Result, best_rung, ladder, main
+from benchmarks.attach_worth import PROBLEMS, Result, best_rung, ladder, main, table
 
 from esper.grower import Grower
 
 
 def result(variant: str, seed: int, score: float) -> Result:
-    return Result(variant, seed, score, 1, 1, 1.0, (), 0, 0.0)
+    return Result(variant, seed, score, 1, 1, 1.0, (), 0, (), 0.0)
 
 
 def test_the_best_rung_is_chosen_on_other_random_seeds() -> None:
@@ -69,3 +69,23 @@ def test_a_rung_can_be_planted_after_some_epochs(tmp_path) -> None:
     assert late.parameters == at_once.parameters
     assert late.steps > at_once.steps
     assert 1.0 <= late.flops < 1.05
+
+
+def test_the_final_network_of_a_policy_has_its_seeds_from_the_start(tmp_path, capsys) -> None:
+    out = tmp_path / "runs.json"
+    sizes = ["--seeds", "1", "--steps", "48", "--epochs", "8", "--out", str(out)]
+    main(["text", "--variants", "nothing", "--policy", "periodic", *sizes])
+    nothing, grown, final = (Result(**run) for run in json.loads(out.read_text())["results"])
+    assert (grown.variant, final.variant) == ("periodic", "final of periodic")
+    assert sorted(entry.split()[1:] for entry in grown.grown) == grown.kept == final.kept != []
+    assert nothing.kept == []
+    assert final.parameters == grown.parameters
+    assert final.steps < grown.steps
+    assert "final of periodic" in capsys.readouterr().out
+
+
+def test_the_table_has_the_difference_to_the_own_final_network() -> None:
+    scores = {"general": (3.0, 5.0), "final of general": (2.0, 3.0)}
+    results = [result(name, seed, score) for name, own in scores.items() for seed, score in enumerate(own)]
+    row = next(line for line in table(results, PROBLEMS["text"]()) if line.startswith("| `general`"))
+    assert "+1.500 [" in row
