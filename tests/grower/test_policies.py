@@ -222,6 +222,26 @@ def test_evaluate_measures_what_each_seed_contributes() -> None:
     assert 0.0 <= without <= 1.0
 
 
+def test_the_clock_makes_the_seeds_of_a_learned_policy_permanent_when_they_are_measured() -> None:
+    model, asked = make(lambda: SmallCNN(4)), 0
+
+    def evaluate() -> float:
+        nonlocal asked
+        asked += 1
+        return accuracy(model)
+
+    grower = attach(model, policy="digits_impaired-1", epochs=12, evaluate=evaluate)
+    optimizer = torch.optim.AdamW(grower.param_groups(lr=0.02))
+    for _ in range(12):
+        train_epoch(model, optimizer)
+        grower.step(0.1)
+    planted = sum("germinated" in change for change in told(grower))
+    assert planted == sum("fossilized" in change for change in told(grower)) > 0
+    measured = [slot for result in grower.history for slot in result.contributions]
+    assert len(measured) == len(set(measured)) == planted
+    assert planted < asked <= 2 * planted
+
+
 def test_counterfactuals_change_nothing_in_training() -> None:
     def run(*, counted: bool) -> dict[str, torch.Tensor]:
         model = make(lambda: SmallCNN(4))

@@ -89,7 +89,8 @@ def attach(
         name = blueprints if isinstance(blueprints, str) else "conv_light"
         raise EsperError(f"attach: blueprints is {blueprints!r}, must be a list of names, such as [{name!r}]")
     places, features, before = find_places(model, slots, example)
-    body = _insert(model, places, features, evaluate is not None, policy is not None and evaluate is None)
+    by_clock = policy is not None and (evaluate is None or decide.is_learned(policy))
+    body = _insert(model, places, features, measures=evaluate is not None, makes_permanent=by_clock)
     try:
         _check_unchanged(model, example, before)
         offered = decide.offered_blueprints(body, blueprints)
@@ -215,6 +216,7 @@ def _insert(
     model: nn.Module,
     places: Sequence[Place],
     features: Sequence[Features],
+    *,
     measures: bool,
     makes_permanent: bool,
 ) -> Body:

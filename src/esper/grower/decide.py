@@ -160,6 +160,14 @@ def make_policy(
     return FixedSchedule([_plantings(policy, body, epochs, offered)])
 
 
+def is_learned(policy: PolicyLike) -> bool:
+    """Learned policies leave it to the clock to make seeds permanent, as tasks on digits and worlds do. Rules
+    and schedules do it themselves."""
+    if isinstance(policy, (str, Path)):
+        return str(policy) not in NAMED
+    return isinstance(policy, RecurrentPolicy)
+
+
 def _policy_forms() -> str:
     forms = ["the path of a policy file or run", "a schedule", "a function of the grower", "None"]
     return allowed([*NAMED, *shipped_policies(), *forms])
