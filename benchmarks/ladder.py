@@ -133,7 +133,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--family", default="worlds_small")
+    parser.add_argument("--family", default="worlds_small", choices=("worlds_small", "worlds_mixed"))
     parser.add_argument("--worlds", type=int, default=96, help="number of worlds")
     parser.add_argument("--first-world", type=int, default=0, help="number of the first world")
     parser.add_argument("--networks", type=int, default=4, help="networks of each world")
