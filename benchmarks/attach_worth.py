@@ -15,7 +15,7 @@ sensors.
 It prints the test metric and differences to growing nothing, to the best rung, to the largest one and to the
 policy's own final network, with 95 % intervals. The best rung is chosen for each random seed by the mean of
 the others, so that luck is not rewarded. With `--out` every run is written when it ends, and a run that the
-file has is not repeated."""
+file has is not repeated; the files of several processes make one table with `--runs`."""
 
 from __future__ import annotations
 
@@ -470,39 +470,63 @@ def best_rung(results: Sequence[Result], rungs: Sequence[str], sign: int) -> dic
     return best
 
 
-def table(results: Sequence[Result], problem: Problem) -> list[str]:
+def table(results: Sequence[Result], problem: Problem, policies: Sequence[str] = ()) -> list[str]:
     """Markdown. Differences are paired over random seeds, with the interval of Student's t: a bootstrap of a
-    few values is too narrow."""
+    few values is too narrow. Several policies also have a row of their mean in each random seed."""
     rungs, digits = list(ladder(problem)), 2 if problem.metric == "accuracy" else 3
     rivals = {
-        "nothing": {r.seed: r.score for r in results if r.variant == NOTHING},
+        "nothing": _scores(results, [NOTHING]),
         "best rung": best_rung(results, rungs, 1 if problem.metric == "accuracy" else -1),
-        "largest": {r.seed: r.score for r in results if r.variant == rungs[-1]},
+        "largest": _scores(results, rungs[-1:]),
     }
-    finals = {(r.variant, r.seed): r.score for r in results if r.variant.startswith(FINAL)}
     heads = (f"test {problem.metric}", *(f"− {name}" for name in (*rivals, "its final network")))
     columns = ("variant", *heads, "parameters", "steps", "FLOPs", "planted", "pruned", "random seeds")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for variant in dict.fromkeys([*rungs, *(r.variant for r in results)]):
-        mine = [r for r in results if r.variant == variant]
+    names = dict.fromkeys([*rungs, *(r.variant for r in results)])
+    rows = {f"`{name}`": [name] for name in names}
+    if len(policies) > 1:
+        rows["mean of the policies"] = list(policies)
+        rows["mean of their final networks"] = [f"{FINAL}{policy}" for policy in policies]
+    for label, variants in rows.items():
+        scores = _scores(results, variants)
+        mine = [r for r in results if r.variant in variants and r.seed in scores]
         if not mine:
             continue
-        cells = [f"`{variant}`", f"{statistics.fmean(r.score for r in mine):.{digits}f}"]
-        own = {seed: score for (name, seed), score in finals.items() if name == f"{FINAL}{variant}"}
+        cells = [label, f"{statistics.fmean(scores.values()):.{digits}f}"]
+        own = _scores(results, [f"{FINAL}{variant}" for variant in variants])
         for theirs in (*rivals.values(), own):
-            values = [r.score - theirs[r.seed] for r in mine if r.seed in theirs]
+            values = [score - theirs[seed] for seed, score in scores.items() if seed in theirs]
             mean, half = interval(values) if len(values) > 1 else (math.nan, math.nan)
             low, high = mean - half, mean + half
             shown = f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
-            is_itself = variant in (NOTHING, rungs[-1]) and not any(values)
+            is_itself = variants in ([NOTHING], rungs[-1:]) and not any(values)
             cells.append(shown if len(values) > 1 and not is_itself else "")
         cells += [f"{statistics.fmean(r.parameters for r in mine):,.0f}"]
         cells += [f"{statistics.fmean(r.steps for r in mine):,.0f}"]
         cells += [f"{statistics.fmean(r.flops for r in mine):.3f}"]
         cells += [f"{statistics.fmean(len(r.grown) for r in mine):.1f}"]
-        cells += [f"{statistics.fmean(r.pruned for r in mine):.1f}", str(len(mine))]
+        cells += [f"{statistics.fmean(r.pruned for r in mine):.1f}", str(len(scores))]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _scores(results: Sequence[Result], variants: Sequence[str]) -> dict[int, float]:
+    """Mean score of the variants by random seed, for those that all of them have."""
+    scores = {(r.variant, r.seed): r.score for r in results}
+    seeds = sorted({seed for _, seed in scores})
+    return {
+        seed: statistics.fmean(scores[variant, seed] for variant in variants)
+        for seed in seeds
+        if all((variant, seed) in scores for variant in variants)
+    }
+
+
+def read_runs(path: Path, setting: Setting) -> list[Result]:
+    """The finished runs in a file, which must have this setting."""
+    kept = json.loads(path.read_text())
+    if kept["setting"] != asdict(setting):
+        raise SystemExit(f"{path} has runs with {kept['setting']}, not {asdict(setting)}")
+    return [_as_result(result) for result in kept["results"]]
 
 
 def _as_result(values: Mapping[str, Any]) -> Result:
@@ -526,6 +550,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="steps of the ungrown network: the budget")
     parser.add_argument("--epochs", type=int, default=24, help="equal parts of the budget")
     parser.add_argument("--out", type=Path, help="JSON of all runs; those that it has are kept")
+    parser.add_argument(
+        "--runs", type=Path, nargs="+", default=[], help="files of other processes, for the table"
+    )
     given = parser.parse_args(arguments)
     use_one_core()
     problem = PROBLEMS[given.problem]()
@@ -539,13 +566,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise SystemExit(
                 f"unknown variant {variant!r}; allowed: {', '.join(known)}, or a rung, @ and an epoch"
             )
-    results: list[Result] = []
-    if given.out is not None and given.out.exists():
-        kept = json.loads(given.out.read_text())
-        if kept["setting"] != asdict(setting):
-            raise SystemExit(f"{given.out} has runs with {kept['setting']}, not {asdict(setting)}")
-        results = [_as_result(result) for result in kept["results"]]
-    done = {(result.variant, result.seed): result for result in results}
+    results = [] if given.out is None or not given.out.exists() else read_runs(given.out, setting)
+    others = [result for path in given.runs for result in read_runs(path, setting)]
+    done = {(result.variant, result.seed): result for result in (*others, *results)}
     finals = {f"{FINAL}{policy}": policy for policy in given.policy}
     for seed in range(given.first_seed, given.first_seed + given.seeds):
         for variant in (*variants, *given.policy, *finals):
@@ -559,7 +582,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 runs = {"setting": asdict(setting), "results": [asdict(result) for result in results]}
                 write_atomic(given.out, json.dumps(runs).encode())
-    print("\n".join(table(results, problem)))
+    print("\n".join(table([*done.values()], problem, given.policy)))
 
 
 if __name__ == "__main__":

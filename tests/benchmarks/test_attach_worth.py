@@ -89,3 +89,25 @@ def test_the_table_has_the_difference_to_the_own_final_network() -> None:
     results = [result(name, seed, score) for name, own in scores.items() for seed, score in enumerate(own)]
     row = next(line for line in table(results, PROBLEMS["text"]()) if line.startswith("| `general`"))
     assert "+1.500 [" in row
+
+
+def test_several_policies_have_a_row_of_their_mean_in_each_random_seed() -> None:
+    scores = {"nothing": (1.0, 2.0), "a": (3.0, 5.0), "b": (4.0, 8.0), "final of a": (1.0, 1.0)}
+    results = [result(name, seed, score) for name, own in scores.items() for seed, score in enumerate(own)]
+    rows = table([*results, result("a", 2, 9.0)], PROBLEMS["text"](), ["a", "b"])
+    mean = next(line for line in rows if line.startswith("| mean of the policies"))
+    # 3.5 − 1 and 6.5 − 2; random seed 2 lacks b.
+    assert mean.startswith("| mean of the policies | 5.000 | +3.500 [") and mean.endswith(" 2 |")
+    assert not any("final networks" in line for line in rows)
+
+
+def test_runs_of_several_processes_make_one_table(tmp_path, capsys) -> None:
+    sizes = ["text", "--variants", "nothing", "--seeds", "1", "--steps", "8", "--epochs", "4"]
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    main([*sizes, "--out", str(first)])
+    main([*sizes, "--first-seed", "1", "--out", str(second)])
+    capsys.readouterr()
+    main([*sizes, "--seeds", "0", "--runs", str(first), str(second)])
+    assert capsys.readouterr().out.strip().endswith(" 2 |")
+    with pytest.raises(SystemExit, match="has runs with"):
+        main([*sizes, "--steps", "9", "--runs", str(first)])
