@@ -131,12 +131,16 @@ def test_growth_is_told_by_price() -> None:
         )
         for n, price in enumerate((0.0, 0.01, 0.02, 0.03, 0.04))
     ]
-    grown = figures(records, WorldsConfig(num_worlds=5), ["one"])["growth_by_price"]
-    assert [(row["size_price"], row["worlds"]) for row in grown] == [
-        ("0", 1),
-        ("up to 0.0250", 2),
-        ("above 0.0250", 2),
-    ]
+    found = figures(records, WorldsConfig(num_worlds=5), ["one"])
+    for grown in (found["growth_by_price"], found["size_by_price"]):
+        assert [(row["size_price"], row["worlds"]) for row in grown] == [
+            ("0", 1),
+            ("up to 0.0250", 2),
+            ("above 0.0250", 2),
+        ]
+    parameters = [p.outcome.added_params for r in records for row in r.episodes["learned"] for p in row]
+    (only, *_) = found["size_by_price"]
+    assert only["learned"].value == pytest.approx(math.log(1 + parameters[0] / 50))
 
 
 # -- settings and files --------------------------------------------------------------------------------------

@@ -324,8 +324,24 @@ def halving_multiple(records: Sequence[WorldRecord]) -> dict[str, Any]:
     return found | {"multiple": math.exp(start + share * (end - start))}
 
 
-def growth_by_price(records: Sequence[WorldRecord], cohorts: Sequence[str]) -> list[dict[str, Any]]:
-    """Permanent seeds in worlds without λ, with a low and with a high one, divided at its median."""
+def _seeds(records: Sequence[WorldRecord], cohort: str) -> Estimate:
+    """Permanent seeds."""
+    return figure(records, cohort, "fossilized")
+
+
+def _size(records: Sequence[WorldRecord], cohort: str) -> Estimate:
+    """ln(1 + added/host parameters), which λ is the price of."""
+    return nested(
+        np.stack([np.log1p(r.values(cohort, "added_params") / r.host_params).mean(0) for r in records])
+    )
+
+
+def growth_by_price(
+    records: Sequence[WorldRecord],
+    cohorts: Sequence[str],
+    growth: Callable[[Sequence[WorldRecord], str], Estimate],
+) -> list[dict[str, Any]]:
+    """How much grows in worlds without λ, with a low and with a high one, divided at its median."""
     prices = [record.size_price for record in records if record.size_price]
     middle = float(np.median(prices)) if prices else 0.0
     groups = {
@@ -334,8 +350,7 @@ def growth_by_price(records: Sequence[WorldRecord], cohorts: Sequence[str]) -> l
         f"above {middle:.4f}": [r for r in records if r.size_price > middle],
     }
     return [
-        {"size_price": name, "worlds": len(members)}
-        | {cohort: figure(members, cohort, "fossilized") for cohort in cohorts}
+        {"size_price": name, "worlds": len(members)} | {cohort: growth(members, cohort) for cohort in cohorts}
         for name, members in groups.items()
         if members
     ]
@@ -347,6 +362,7 @@ def figures(records: Sequence[WorldRecord], config: WorldsConfig, policies: Sequ
     records = [replace(r, episodes=r.episodes | {BEST_SINGLE: r.episodes[single]}) for r in records]
     names = list(dict.fromkeys(name for record in records for name in record.episodes))
     learned = LEARNED in names
+    priced = [n for n in (LEARNED, "learned_reversed_prices") if n in names]
     return {
         "task": config.family,
         "root_seed": HELD_OUT,
@@ -360,9 +376,8 @@ def figures(records: Sequence[WorldRecord], config: WorldsConfig, policies: Sequ
         "halving_multiple": halving_multiple(records),
         "profile_scores": PROFILE,
         "profiles": profiles(records, names),
-        "growth_by_price": growth_by_price(
-            records, [n for n in (LEARNED, "learned_reversed_prices") if n in names]
-        ),
+        "growth_by_price": growth_by_price(records, priced, _seeds),
+        "size_by_price": growth_by_price(records, priced, _size),
         "by_world": [_world(record) for record in records],
     }
 

@@ -93,17 +93,20 @@ def tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], list
             for name, row in result["learned_minus"].items()
         ],
     )
-    grown = result["growth_by_price"]
-    cohorts = [name for name in grown[0] if name not in ("size_price", "worlds")]
-    yield (
-        f"{title}; permanent seeds by λ of the world",
-        ("λ", "worlds", *cohorts),
-        [
-            [row["size_price"], str(row["worlds"]), *(with_interval(row[name]) for name in cohorts)]
-            for row in grown
-            if cohorts
-        ],
-    )
+    for grown, what in (
+        (result["growth_by_price"], "permanent seeds"),
+        (result["size_by_price"], "ln(1 + added/host parameters)"),
+    ):
+        cohorts = [name for name in grown[0] if name not in ("size_price", "worlds")]
+        yield (
+            f"{title}; {what} by λ of the world",
+            ("λ", "worlds", *cohorts),
+            [
+                [row["size_price"], str(row["worlds"]), *(with_interval(row[name]) for name in cohorts)]
+                for row in grown
+                if cohorts
+            ],
+        )
     yield (
         f"{title}; points of J by world",
         ("world", "data", "λ", "κ", "never", "best rung in hindsight", "its J", "learned", "regret"),
