@@ -64,7 +64,7 @@ LINES: tuple[tuple[str, ...], ...] = (
     ),
     ("config", "show", "--preset", "quickstart", "--envs", "4", "--ppo.gamma", "0.9"),
     ("config", "presets"),
-    ("prove", "--task", TASK, "--seeds", "2", "--probe-seeds", "8"),
+    ("prove", "--task", TASK, "--policy", "none", "--seeds", "2", "--probe-seeds", "8"),
     ("grow", "--task", TASK, "--policy", "heuristic", "--out", "grown-here", "--seed", "1"),
     ("eval", "GROWN"),
     ("runs", "."),

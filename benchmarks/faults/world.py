@@ -28,7 +28,8 @@ TRAIN = (
 SEVERAL = (*TRAIN, "--envs", "20")
 """The same with three populations, which two processes can share."""
 TASK = "digits_impaired:episode_length=3,steps_per_epoch=1,population=8"
-PROVE = ("prove", "--task", TASK, "--seeds", "2", "--probe-seeds", "8", "--search", "64", "--candidates", "2")
+PROVE = ("prove", "--task", TASK, "--policy", "none", "--seeds", "2", "--probe-seeds", "8")
+PROVE += ("--search", "64", "--candidates", "2")
 ESCAPE = "\x1b"
 MESSAGE = "error: "
 """How a message begins."""

@@ -448,7 +448,7 @@ def test_an_ambiguous_shape_can_be_told() -> None:
     [
         ({"metric": "f1"}, "allowed: accuracy, loss"),
         ({"epochs": 0}, "epochs is 0"),
-        ({"policy": "best"}, "policy 'best' is unknown; allowed: heuristic, periodic, plateau"),
+        ({"policy": "best"}, "policy 'best' is unknown; allowed: auto, heuristic, periodic, plateau"),
         ({"policy": "periodic"}, "attach with epochs="),
         ({"policy": [(1, "layer9", "norm")]}, "slot 'layer9' is unknown .did you mean layer"),
         ({"policy": [(1, "layer1")]}, "is not .epoch, slot, blueprint."),

@@ -91,8 +91,8 @@ def test_a_schedule_names_what_mixes_tokens_in_blueprints() -> None:
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (3, "policy is 3; allowed: heuristic, .* a schedule, a function of the grower, None"),
-        ("", "policy '' is unknown; allowed: heuristic, "),
+        (3, "policy is 3; allowed: auto, heuristic, .* a schedule, a function of the grower, None"),
+        ("", "policy '' is unknown; allowed: auto, heuristic, "),
         ([3], r"schedule: 3 is not \(epoch, slot, blueprint\)"),
     ],
 )
@@ -525,3 +525,13 @@ def test_a_gradient_scaler_does_not_change_what_is_sensed() -> None:
     plain, scaled = sensed(1.0), sensed(1024.0)
     for name in SENSORS:
         torch.testing.assert_close(torch.tensor(plain[name]), torch.tensor(scaled[name]), rtol=1e-4, atol=0)
+
+
+def test_by_itself_the_general_policy_decides_on_images_and_rules_on_the_rest() -> None:
+    assert told(played(4, epochs=8, policy="auto")) == told(played(4, epochs=8, policy="general")) != []
+    for model, slot, example in (
+        (torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()), "0", torch.zeros(2, 4)),
+        (torch.nn.Sequential(torch.nn.Embedding(9, 6), torch.nn.Linear(6, 9)), "1", torch.zeros(2, 5).long()),
+    ):
+        chosen = esper.attach(model, [slot], example, epochs=8).policy
+        assert type(chosen).__name__ == "Heuristic"

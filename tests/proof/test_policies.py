@@ -15,6 +15,7 @@ from esper.scripts.config import parse
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.evaluation import HELD_OUT
 from esper.tamiyo import RecurrentPolicy, load_policy, shipped, shipped_policies
+from esper.tamiyo.shipped import default_policies
 from proof.worlds import SHIFT, policy
 from run_helpers import train
 
@@ -65,6 +66,17 @@ def test_a_name_without_its_number_is_the_first_policy():
     assert not same(load_policy("digits_shift"), load_policy("digits_shift-2"))
     with pytest.raises(EsperError, match="policy 'digits_shif' is neither"):
         load_policy("digits_shif")
+
+
+def test_where_no_policy_is_named_those_of_the_task_decide_else_on_images_the_general_ones():
+    assert default_policies("digits_scale", images=True) == [f"digits_scale-{n}" for n in (1, 2, 3)]
+    assert default_policies("Digits_Scale:base=4", images=True) == default_policies(
+        "digits_scale", images=True
+    )
+    general = [f"general-{n}" for n in (1, 2, 3)]
+    assert default_policies("worlds_small:20003", images=True) == general
+    assert default_policies("digits", images=True) == general
+    assert default_policies("sotu", images=False) == []
 
 
 def test_the_commands_that_made_them_still_mean_the_same_settings():

@@ -156,7 +156,7 @@ def files(tmp_path) -> Path:
             "100 env-steps are too few .* allowed: 33696 or more",
         ),
         (
-            "prove --task digits_shift --transfer digits_scale --out O",
+            "prove --task digits_shift --policy none --transfer digits_scale --out O",
             "--transfer digits_scale needs at least one --policy",
         ),
         ("prove --task digits_shift --out file/O", "cannot write to file/O: Not a directory"),
@@ -220,6 +220,24 @@ def test_readme_grow_command_grows(tmp_path, monkeypatch, capsys):
     assert re.search(r"grown: \w+ in r\dc\d", said)
     assert main(README_GROW) == 2
     assert "not empty, it holds a grown network" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "decides"),
+    [(SHIFT, "digits_shift-1"), ("worlds_small:3", "general-1"), (f"digits_mlp:{SIZES}", "heuristic")],
+)
+def test_who_grows_where_no_policy_is_named(task, decides, tmp_path):
+    assert main(["grow", "--task", task, "--network", "0", "--out", str(tmp_path / "g")]) == 0
+    assert orjson.loads((tmp_path / "g" / "grown.json").read_bytes())["policy"] == decides
+
+
+def test_the_rivals_alone(tmp_path):
+    command = ["prove", "--task", SHIFT, "--networks", "2", "--probe-networks", "8", "--out", str(tmp_path)]
+    for named, there in ((["--policy", "none"], False), ([], True)):
+        assert main([*command, *named]) == 0
+        found = orjson.loads((tmp_path / "proof.json").read_bytes())
+        assert ("learned" in found["cohorts"]) == there
+    assert found["policies"] == [f"digits_shift-{n}" for n in (1, 2, 3)]
 
 
 def test_a_healthy_network_says_which_one_to_try(tmp_path, capsys):

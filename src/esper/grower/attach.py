@@ -38,7 +38,7 @@ def attach(
     slots: Sequence[str | SlotAt],
     example: Any,
     *,
-    policy: decide.PolicyLike = "heuristic",
+    policy: decide.PolicyLike = decide.AUTO,
     epochs: int | None = None,
     classes: int | None = None,
     metric: str = "accuracy",
@@ -58,8 +58,9 @@ def attach(
         slots: Names of modules, as in `model.named_modules()`, whose output a seed may follow. A `*` matches
             any part of a name. `SlotAt` says more, if needed.
         example: An input of the model: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        policy: Who decides: "heuristic", "periodic", "plateau", the name or path of a learned policy or run,
-            a schedule of (epoch, slot, blueprint), a function of the grower, or None to grow by hand.
+        policy: Who decides: the name or path of a learned policy or run, "heuristic", "periodic", "plateau",
+            a schedule of (epoch, slot, blueprint), a function of the grower, or None to grow by hand. "auto"
+            is the learned policy "general" on images and "heuristic" on tokens and vectors.
         epochs: Number of epochs that you will train; unknown if not given.
         classes: Number of classes of the task; unknown if not given.
         metric: What `grower.step` is given: "accuracy" in [0, 1], or "loss", where smaller is better.
@@ -89,6 +90,7 @@ def attach(
         name = blueprints if isinstance(blueprints, str) else "conv_light"
         raise EsperError(f"attach: blueprints is {blueprints!r}, must be a list of names, such as [{name!r}]")
     places, features, before = find_places(model, slots, example)
+    policy = decide.choose(policy, images=places[0].is_image)
     by_clock = policy is not None and (evaluate is None or decide.is_learned(policy))
     body = _insert(model, places, features, measures=evaluate is not None, makes_permanent=by_clock)
     try:

@@ -53,12 +53,13 @@ from esper.tamiyo.scripted import (
     as_step,
     waiting,
 )
-from esper.tamiyo.shipped import load_policy, shipped_policies, shipped_policy, tuned_thresholds
+from esper.tamiyo.shipped import GENERAL, load_policy, shipped_policies, shipped_policy, tuned_thresholds
 
 if TYPE_CHECKING:
     from esper.grower.grower import Grower
     from esper.leyline.facts import HostFacts
 
+AUTO = "auto"
 NAMED = ("heuristic", "periodic", "plateau")
 NO_HORIZON = 2**31
 """Last epoch where none was told: it is never too late to germinate."""
@@ -132,6 +133,13 @@ def encode(decision: Decision, body: Body, masks: ActionMasks) -> Tensor:
     return action
 
 
+def choose(policy: PolicyLike, *, images: bool) -> PolicyLike:
+    """What "auto" means: the learned policy where it is shown to be of use, else rules."""
+    if policy == AUTO:
+        return GENERAL if images else "heuristic"
+    return policy
+
+
 def make_policy(
     policy: PolicyLike, body: Body, epochs: int | None, offered: Sequence[str]
 ) -> PolicyProtocol | None:
@@ -170,7 +178,7 @@ def is_learned(policy: PolicyLike) -> bool:
 
 def _policy_forms() -> str:
     forms = ["the path of a policy file or run", "a schedule", "a function of the grower", "None"]
-    return allowed([*NAMED, *shipped_policies(), *forms])
+    return allowed([AUTO, *NAMED, *shipped_policies(), *forms])
 
 
 def _plantings(

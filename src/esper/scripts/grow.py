@@ -16,14 +16,18 @@ from esper.runtime.tasks import Condition, TaskSpec, parse_task
 from esper.scripts.karn import console, optional
 from esper.scripts.process import use_one_core
 from esper.scripts.prove import bars, task_command, writable
+from esper.tamiyo.shipped import default_policies
 
 FirstCrippled = optional("INT", "the first network with a crippled block, or 0 if the task cripples none")
 
 
 def grow(
     task: str,
-    policy: str,
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    policy: Annotated[
+        str | None,
+        optional("STR", "that of the task that ships, else general on images, heuristic on the rest"),
+    ] = None,
     network: Annotated[int | None, FirstCrippled] = None,
     seed: int = 0,
     sample: bool = False,
@@ -35,10 +39,9 @@ def grow(
     Args:
         task: Name of a task, optionally with other sizes, such as digits_shift:base=8,episode_length=12.
             `esper config tasks` lists the tasks.
-        policy: heuristic, periodic, plateau, random, wait, the name of a policy that ships (such as
-            digits_shift-1), a policy
-            file, a checkpoint or a run directory. A run directory means its newest checkpoint;
-            RUN/checkpoints/best.safetensors is the policy of its best round.
+        policy: Who decides: heuristic, periodic, plateau, random, wait, the name of a policy that ships (such
+            as digits_shift-1), a policy file, a checkpoint or a run directory. A run directory means its
+            newest checkpoint; RUN/checkpoints/best.safetensors is the policy of its best round.
         out: New or empty directory for the network: structure.json, weights.safetensors, the plain module
             (plain.pt2) and a record (grown.json).
         network: Number of the network, from 0. This number and the random seed determine the network's
@@ -54,7 +57,7 @@ def grow(
     with bars() as track:
         played = grow_network(
             spec,
-            policy,
+            _default(spec) if policy is None else policy,
             out,
             root_seed=seed,
             network=number,
@@ -65,6 +68,10 @@ def grow(
     print(f"test accuracy {evaluate(out)[1]:.2f} %")
     print(f"saved to {out}: structure.json, weights.safetensors, {PLAIN}, {RECORD}")
     print(f"to test it again: esper eval {out}")
+
+
+def _default(task: TaskSpec) -> str:
+    return next(iter(default_policies(task.name, images=task.topology == "cnn")), "heuristic")
 
 
 def _show(task: TaskSpec, played: Played, seed: int) -> None:

@@ -44,15 +44,21 @@ from esper.simic.ranks import ALONE, Ranks, current, joined, telling
 from esper.simic.training.probe import task_schedules
 from esper.tamiyo import RecurrentPolicy, Schedules, load_policy, save_schedules, shipped_schedules
 from esper.tamiyo.schedules import load_family_schedule
+from esper.tamiyo.shipped import default_policies
 
 Several = tyro.conf.arg(metavar="STR [STR ...]", help_behavior_hint="(default: none)")
+Policies = tyro.conf.arg(
+    metavar="STR [STR ...]",
+    help_behavior_hint="(default: those of the task that ship, else on images the general ones)",
+)
+RIVALS_ALONE = ("none",)
 CANDIDATES, PROBE_NETWORKS, NUM_WORLDS = 208, 256, 96
 
 
 def prove(
     task: Annotated[str | None, optional("STR", "none; give it or --worlds")] = None,
     worlds: Annotated[str | None, optional("FAMILY", "none")] = None,
-    policy: Annotated[tuple[str, ...], Several] = (),
+    policy: Annotated[tuple[str, ...], Policies] = (),
     networks: Annotated[
         int | None,
         tyro.conf.arg(
@@ -97,7 +103,7 @@ def prove(
         policy: Policies to compare: names of policies that ship (such as digits_shift-1), policy files,
             checkpoints or run directories. A run directory means its newest checkpoint;
             RUN/checkpoints/best.safetensors is the policy of its best round. Several policies have equal
-            weight in the figures of the learned policy.
+            weight in the figures of the learned policy. none: only the rivals.
         networks: Number of held-out networks, of the task or of each world, 2 or more.
         first_network: Number of the first held-out network, from 0.
         schedule: File with the fixed schedules. With --search it is written, by default to schedule.json in
@@ -144,7 +150,7 @@ def prove(
             sample=sample,
             falsifiers=falsifiers,
         )
-        _prove_worlds(config_of_worlds, {name: load_policy(name) for name in policy}, schedule, out)
+        _prove_worlds(config_of_worlds, _load(policy, config_of_worlds.task(first_world)), schedule, out)
         return
     if falsifiers or first_world != HELD_OUT_WORLDS[0] or num_worlds != NUM_WORLDS:
         raise EsperError("--falsifiers, --first-world and --num-worlds need --worlds")
@@ -155,7 +161,7 @@ def prove(
         networks=networks, first_network=first_network, sample=sample, probe_networks=probe_networks
     )
     brief = ProofConfig(networks=networks, first_network=first_network, sample=sample, brief=True)
-    policies = {name: load_policy(name) for name in policy}
+    policies = _load(policy, spec)
     if others and not policies:
         raise EsperError(f"--transfer {' '.join(transfer)} needs at least one --policy")
     directory = Path("runs") / f"prove-{spec.name.replace(':', '-')}" if out is None else out
@@ -173,6 +179,14 @@ def prove(
         show(result)
     content = {"version": VERSION} | results[0] | {"transfer": results[1:], "page": sections(results)}
     _write(directory, content, page(results))
+
+
+def _load(names: Sequence[str], task: TaskSpec) -> dict[str, RecurrentPolicy]:
+    """The policies by name, or where none is named those that ship for the task."""
+    if tuple(names) == RIVALS_ALONE:
+        return {}
+    defaults = default_policies(task.name, images=task.topology == "cnn")
+    return {name: load_policy(name) for name in names or defaults}
 
 
 def _prove_worlds(

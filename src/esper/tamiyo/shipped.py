@@ -5,6 +5,7 @@ produced them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,7 @@ SHIPPED = Path(esper.__file__).parent / "policies"
 WEIGHTS, SCHEDULE, THRESHOLDS = ".safetensors", ".schedule.json", ".heuristic.json"
 THRESHOLDS_VERSION = 2
 GENERAL = "general"
-"""Name of the thresholds that were tuned on all embedded tasks together."""
+"""The policies for any network, and the thresholds that were tuned on all embedded tasks together."""
 NETWORK = "agent.network."
 """Prefix of the policy's tensors in a run's checkpoint."""
 
@@ -50,6 +51,15 @@ def shipped_policy(name: str) -> Path | None:
     is general-1."""
     found = next((n for n in (name, f"{name}-1") if n in shipped_policies()), None)
     return None if found is None else SHIPPED / f"{found}{WEIGHTS}"
+
+
+def default_policies(task_name: str, *, images: bool) -> list[str]:
+    """The policies to use where none is named: those of the task that ship, else on images the general ones.
+    On vectors and text these are not shown to be of use."""
+    own = re.escape(task_name.partition(":")[0].lower())
+    mine = [name for name in shipped_policies() if re.fullmatch(rf"{own}-\d+", name)]
+    general = [name for name in shipped_policies() if re.fullmatch(rf"{GENERAL}-\d+", name)]
+    return mine or (general if images else [])
 
 
 def shipped_schedules(task_name: str) -> Path:
